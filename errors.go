@@ -2,33 +2,38 @@ package oncehttp
 
 import (
 	"errors"
+	"fmt"
+	"net/http"
+	"strings"
 	"time"
 )
 
-// Errors of a request that was refused before anything was sent. Each comes
-// inside an [*OperationError].
+// Errors of a request that was refused before anything of it was sent. Each
+// comes inside an [*OperationError] that says what is known of the operation.
 var (
 	ErrKeyInvalid    = errors.New("oncehttp: invalid idempotency key")
 	ErrKeyReused     = errors.New("oncehttp: idempotency key was used for a different request")
-	ErrScope         = errors.New("oncehttp: idempotency key was used under another account or with other credentials")
-	ErrBodyTooLarge  = errors.New("oncehttp: request body exceeds MaxBodyBytes")
-	ErrInProgress    = errors.New("oncehttp: operation is in progress elsewhere")
-	ErrWindowClosed  = errors.New("oncehttp: the server may have forgotten the idempotency key")
-	ErrNoCredentials = errors.New("oncehttp: the operation had credentials and now has none")
+	ErrScope         = errors.New("oncehttp: idempotency key was used under another account or with other credentials; state Op.Scope")
+	ErrBodyTooLarge  = errors.New("oncehttp: request body is larger than MaxBodyBytes")
+	ErrInProgress    = errors.New("oncehttp: operation is in progress in another process")
+	ErrWindowClosed  = errors.New("oncehttp: the server may have forgotten the idempotency key; look the operation up at the provider, then Resolve it")
+	ErrNoCredentials = errors.New("oncehttp: the operation had credentials, which are not stored; set Options.Authorize")
 	ErrMismatch      = errors.New("oncehttp: request differs from its record")
 	ErrCircuitOpen   = errors.New("oncehttp: circuit breaker is open")
+	ErrWaitTooLong   = errors.New("oncehttp: the wait would not end before the deadline")
 	ErrClosed        = errors.New("oncehttp: client is closed")
-	ErrNotRetained   = errors.New("oncehttp: operation succeeded earlier and its answer was not retained")
 )
 
-// Errors of a request that was sent, or may have been.
+// Errors of a request whose operation was sent, now or earlier.
 var (
-	ErrAnswerLost = errors.New("oncehttp: answer was cut off")
+	ErrAnswerLost  = errors.New("oncehttp: answer was cut off")
+	ErrNotRetained = errors.New("oncehttp: operation has its answer, which was not retained")
+	ErrNotAnswered = errors.New("oncehttp: operation has no answer")
 )
 
 // Errors of a [KeyStore].
 var (
-	// ErrStoreFailed: the write was not done, and nothing was sent.
+	// ErrStoreFailed: the write was not done. The store may work again.
 	ErrStoreFailed = errors.New("oncehttp: key store failed")
 	// ErrStoreUncertain: the write may or may not have been done. The store
 	// accepts no more writes until it is opened again.
@@ -37,8 +42,65 @@ var (
 	ErrStoreReplaced  = errors.New("oncehttp: key store's file was deleted or replaced")
 	ErrStoreVersion   = errors.New("oncehttp: key store has a format this version does not know")
 	ErrDamaged        = errors.New("oncehttp: key store is damaged")
+	ErrSealed         = errors.New("oncehttp: sealed with a key that is not in Options.SealingKeys")
 	ErrFenced         = errors.New("oncehttp: operation was taken over by another owner")
 	ErrNotFound       = errors.New("oncehttp: no such operation")
 )
 
-var _ time.Time
+// An OperationError is the error of a keyed request that ends without a
+// response. Inside the [*url.Error] of a client it is found with [errors.As].
+type OperationError struct {
+	Key       string
+	Attempts  int       // HTTP exchanges so far
+	Outcome   Outcome   // NotSent, Unknown, or what an earlier answer settled; Undecided: it will be resumed
+	NotBefore time.Time // the server asked not to come back before; zero means that it did not
+	Err       error     // what happened last
+}
+
+func (e *OperationError) Error() string {
+	text := strings.TrimPrefix(e.Err.Error(), "oncehttp: ")
+	return fmt.Sprintf("oncehttp: operation %s: outcome %v after %d attempts: %s", e.Key, e.Outcome, e.Attempts, text)
+}
+
+func (e *OperationError) Unwrap() error { return e.Err }
+
+// Timeout reports whether the error was a timeout, as net/http's errors do.
+func (e *OperationError) Timeout() bool {
+	t, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](e.Err)
+	return ok && t.Timeout()
+}
+
+// OperationFrom returns what is known of the operation that a response answers.
+// It reports false for the response of an unkeyed request.
+func OperationFrom(resp *http.Response) (Info, bool) {
+	for resp != nil && resp.Request != nil {
+		if info, ok := resp.Request.Context().Value(infoKey{}).(Info); ok {
+			return info, true
+		}
+		resp = resp.Request.Response // the redirect that led here
+	}
+	return Info{}, false
+}
+
+type infoKey struct{} // context key of the Info in a response's request
+
+var outcomeNames = [...]string{"undecided", "succeeded", "rejected", "not sent", "unknown"}
+
+func (o Outcome) String() string { return nameOf(outcomeNames[:], o) }
+
+var reasonNames = [...]string{
+	"none", "gave up", "stored failure", "conflicting payload", "refused at the door",
+	"ambiguous answer", "window closed", "clock went back", "poison", "abandoned", "unreadable",
+}
+
+func (r Reason) String() string { return nameOf(reasonNames[:], r) }
+
+func nameOf[T ~uint8](names []string, v T) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("%T(%d)", v, uint8(v))
+}

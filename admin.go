@@ -1,0 +1,196 @@
+package oncehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// A Filter selects operations. The zero value selects all that are open.
+type Filter struct {
+	Outcomes []Outcome // nil means every outcome
+	Origin   string    // scheme://host; empty means every origin
+}
+
+// Operations lists the open operations, oldest first: pending, unknown, and
+// those whose answer was not acknowledged. The loop's body may use the client;
+// what changes meanwhile may be listed as it was. After an error of the store
+// the listing ends; one of a single operation is given with what is known of it.
+func (c *Client) Operations(ctx context.Context, filter Filter) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		var after uint64
+		for {
+			page, err := c.store.List(ctx, after, resumePage)
+			if err != nil {
+				yield(Info{}, err)
+				return
+			}
+			if len(page) == 0 {
+				return
+			}
+			for i := range page {
+				rec := &page[i]
+				after = rec.Seq
+				if filter.Outcomes != nil && !slices.Contains(filter.Outcomes, rec.Outcome) || filter.Origin != "" && filter.Origin != rec.Origin {
+					continue
+				}
+				meta, err := c.openMeta(rec)
+				if !yield(infoOf(rec, &meta), err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Lookup returns the operations with a key: usually one, none if the key is not
+// known, several if it was used with several origins or scopes. Of an
+// acknowledged operation, only its outcome is kept.
+func (c *Client) Lookup(ctx context.Context, key string) ([]Info, error) {
+	ids, err := c.store.Find(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	var infos []Info
+	for _, id := range ids {
+		rec, err := c.store.Get(ctx, id)
+		if errors.Is(err, ErrNotFound) { // meanwhile
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		meta, err := c.openMeta(rec)
+		if err != nil {
+			return nil, err
+		}
+		infos = append(infos, infoOf(rec, &meta))
+	}
+	return infos, nil
+}
+
+// Redrive sends an open operation again, with its stored request and its key,
+// as [Client.Do] with the same request would: within its window, and if it was
+// not answered. The answer of an operation from [Start] or [Client.Resume] stays
+// to be acknowledged by a handler.
+//
+// Errors are [*OperationError], or [ErrNotFound].
+func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
+	rec, err := c.store.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if rec.Acked {
+		return nil, fmt.Errorf("%w: the request of an acknowledged operation is not kept", ErrNotRetained)
+	}
+	f, err := c.resumption(context.WithoutCancel(ctx), rec)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.load(rec); err != nil {
+		f.limits.release()
+		return nil, err
+	}
+	f.resumed, f.waiters, f.endless = false, 0, false
+	req := f.template.WithContext(ctx)
+	key := chosenKey{key: id.Key, given: true}
+	f, joined, err := c.join(ctx, f, nil)
+	if err != nil {
+		return nil, c.refuse(key, err)
+	}
+	if !joined {
+		go f.run(rec)
+	}
+	return c.await(f, req, key)
+}
+
+// Resolve decides, on the word of a person or of a look-up at the provider, what
+// became of an open operation: [Succeeded] or [Rejected]. It is acknowledged with
+// that. After Succeeded, the key is not sent again while the outcome is kept;
+// after Rejected, a request with the key is sent again.
+func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
+	if !outcome.answered() {
+		return fmt.Errorf("oncehttp: cannot resolve an operation as %v, want Succeeded or Rejected", outcome)
+	}
+	return c.exclusively(ctx, id, func(rec Record) error {
+		rec.Outcome, rec.Reason, rec.Answer = outcome, NoReason, nil
+		c.acknowledged(&rec, c.providerOf(&rec))
+		rec.Answer = nil
+		return c.store.Save(ctx, rec)
+	})
+}
+
+// Forget deletes an operation, whatever its state. A later request with its key
+// is a new operation: the server may still know the key.
+func (c *Client) Forget(ctx context.Context, id ID) error {
+	return c.exclusively(ctx, id, func(rec Record) error { return c.store.Delete(ctx, rec) })
+}
+
+// exclusively gives a record, taken over in the next epoch, to a function that
+// writes it, while no flight can have it.
+func (c *Client) exclusively(ctx context.Context, id ID, write func(Record) error) error {
+	f := &flight{c: c, id: id, busy: true, cancel: func(error) {}}
+	if !c.enter(f) {
+		if c.isClosing() {
+			return ErrClosed
+		}
+		return fmt.Errorf("%w: it is in flight here", ErrInProgress)
+	}
+	defer f.land()
+	rec, err := c.store.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	rec.Epoch++
+	rec.Owner = c.session.Owner
+	rec.Updated = c.clock.now()
+	return write(*rec)
+}
+
+// Stats is the state of a client, for metrics and alarms.
+type Stats struct {
+	Counts
+	InFlight    int         // operations this process works on
+	Oldest      time.Time   // first sending of the oldest open operation; zero means that there is none
+	WindowClose time.Time   // the first end of a pending operation's window, among the 256 oldest; zero means that there is none
+	Hosts       []HostStats // hosts used lately, in no order
+}
+
+// HostStats is the state of the limits of one origin.
+type HostStats struct {
+	Origin      string
+	Breaker     string    // closed, open, half-open or disabled
+	OpenUntil   time.Time // zero unless the breaker is open
+	PausedUntil time.Time // zero unless the server asked for a pause
+}
+
+// Stats returns the state of the client. It reads a little of the store.
+func (c *Client) Stats(ctx context.Context) (Stats, error) {
+	var s Stats
+	var err error
+	if s.Counts, err = c.store.Counts(ctx); err != nil {
+		return s, err
+	}
+	oldest, err := c.store.List(ctx, 0, resumePage)
+	if err != nil {
+		return s, err
+	}
+	for i := range oldest {
+		rec := &oldest[i]
+		s.Oldest = earliest(s.Oldest, rec.FirstSent)
+		if rec.Outcome == Undecided {
+			s.WindowClose = earliest(s.WindowClose, rec.ResendUntil)
+		}
+	}
+	c.mu.Lock()
+	s.InFlight = len(c.flights)
+	c.mu.Unlock()
+	for _, h := range c.limits.stats() {
+		s.Hosts = append(s.Hosts, HostStats{Origin: h.Origin, Breaker: h.Breaker, OpenUntil: h.OpenUntil, PausedUntil: h.PausedUntil})
+	}
+	return s, nil
+}

@@ -1,0 +1,285 @@
+package oncehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+)
+
+// run is the way of an operation: admission, Begin, attempts, settlement. It
+// reads from top to bottom like the promise: no byte before the record, nothing
+// told before it is durable.
+//
+// With a record, which is open and comes from the store, the operation is sent
+// again.
+func (f *flight) run(old *Record) {
+	defer f.limits.release()
+	defer func() {
+		if f.res.stream == nil {
+			f.cancel(nil)
+		}
+	}()
+	defer f.rescue()
+
+	a := f.newCall()
+	permit, err := a.admit(f.ctx)
+	if err != nil {
+		f.conclude(f.refused(err))
+		return
+	}
+	a.permit = permit
+	defer func() { a.permit.done(ignored) }()
+	if old != nil && f.found(old, *old) || old == nil && f.begin() {
+		f.exchange(a)
+	}
+}
+
+// exchange sends the operation, whose record is durable, and settles it.
+func (f *flight) exchange(a *call) {
+	f.trace.begun(f.info())
+	f.limits.budget.deposit(time.Now())
+	a.run(f.ctx)
+	f.settle(a)
+}
+
+func (f *flight) newCall() *call {
+	return &call{
+		c: f.c, p: f.p, limits: f.limits, trace: f.trace, flight: f, send: f.attempt, until: f.until,
+		info: AttemptInfo{Key: f.rec.Key, Method: f.meta.Method, Origin: f.rec.Origin},
+	}
+}
+
+// rescue settles the operation of a flight whose user code panicked, or ended
+// the goroutine: what was sent is unknown. The panic goes on in the callers.
+func (f *flight) rescue() {
+	select {
+	case <-f.answered:
+		return
+	default:
+	}
+	v := recover()
+	if v != nil {
+		v = fmt.Sprintf("%v\n\n%s", v, debug.Stack())
+	} else {
+		v = "oncehttp: a hook or the transport ended the operation's goroutine"
+	}
+	defer func() {
+		if again := recover(); again != nil { // a hook that panics always
+			f.conclude(result{info: f.info(), panic: v})
+		}
+	}()
+	if f.rec.Epoch == 0 { // not begun
+		f.conclude(result{info: f.info(), panic: v})
+		return
+	}
+	f.res.panic = v
+	f.giveUp(ReasonGaveUp, errors.New("a hook or the transport panicked"))
+}
+
+// begin makes the operation's record durable. It returns false if there is
+// nothing to send: then it has concluded the flight.
+func (f *flight) begin() bool {
+	c := f.c
+	now := c.clock.now()
+	rec := f.rec
+	rec.Epoch, rec.Owner, rec.Era = 1, c.session.Owner, c.session.Era
+	rec.FirstSent, rec.Updated = now, now
+	rec.ResendUntil = now.Add(f.p.resendFor(c.opts.attemptTimeout(f.p)))
+	rec.AckDue = f.ackDue()
+	f.sealRequest(&rec)
+
+	existing, err := c.store.Begin(f.ctx, rec)
+	switch {
+	case err != nil:
+		f.beginFailed(err)
+		return false
+	case existing != nil:
+		return f.found(existing, rec)
+	}
+	f.take(rec)
+	f.created = true
+	if f.ctx.Err() != nil { // ended while Begin committed: undo it
+		f.remove(context.Cause(f.ctx))
+		return false
+	}
+	return true
+}
+
+// sealRequest puts the request into the record. Credentials stay out.
+func (f *flight) sealRequest(rec *Record) {
+	header := make(http.Header, len(f.template.Header))
+	var withheld []string
+	for name, values := range f.template.Header {
+		if f.c.opts.secret(name) {
+			withheld = append(withheld, name)
+			continue
+		}
+		header[name] = values
+	}
+	request := storedRequest{Header: header, Withheld: withheld, HasBody: f.hasBody, Body: f.body}
+	rec.Request = f.c.seal.seal(rec.ID, "request", request.encode())
+	rec.Meta = f.c.seal.seal(rec.ID, "meta", f.meta.encode())
+}
+
+// beginFailed concludes a flight whose record could not be written. Nothing was
+// sent; but if the store cannot tell whether the record is there, it may come
+// back, and that is no "not sent".
+func (f *flight) beginFailed(err error) {
+	res := f.refused(err)
+	if errors.Is(err, ErrStoreUncertain) {
+		res.info.Outcome, res.info.Reason, res.info.NotRecorded = Unknown, ReasonGaveUp, true
+		res.err = fmt.Errorf("%w; the operation may be resumed when it is opened again", err)
+	}
+	if f.ctx.Err() == nil {
+		f.trace.storeFailed(res.info, err)
+	}
+	f.conclude(res)
+}
+
+// take makes rec the flight's record, as it is in the store.
+func (f *flight) take(rec Record) {
+	rec.Request, rec.Answer = nil, nil // nil leaves the stored ones as they are
+	f.rec, f.earlier, f.before = rec, rec.Uncertain, rec.Attempts
+}
+
+// found decides what becomes of a request whose key has a record.
+func (f *flight) found(old *Record, asked Record) bool {
+	c := f.c
+	switch {
+	case old.ID != asked.ID:
+		f.conclude(f.refused(ErrScope))
+		return false
+	case old.Fingerprint != asked.Fingerprint:
+		f.conclude(f.refused(fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)))
+		return false
+	}
+	if m, err := c.openMeta(old); err == nil && f.meta.Metadata == nil {
+		f.meta.Metadata = m.Metadata
+	}
+	closed := c.windowClosed(old)
+	switch {
+	case old.Outcome == Succeeded:
+		f.replay(old)
+		return false
+	case old.Outcome != Rejected && closed:
+		f.expired(old)
+		return false
+	case old.Outcome != Rejected:
+		asked.Uncertain = old.Outcome == Undecided || old.Uncertain
+		asked.NotBefore = old.NotBefore
+	}
+	if !closed { // of a refusal whose window is closed, a new one begins
+		asked.FirstSent, asked.ResendUntil, asked.Era = old.FirstSent, old.ResendUntil, old.Era
+	}
+	asked.Outcome, asked.Reason, asked.Told, asked.Acked = Undecided, NoReason, false, false
+	asked.Epoch, asked.Owner, asked.Updated = old.Epoch+1, c.session.Owner, c.clock.now()
+	asked.Attempts = old.Attempts
+	asked.KeyGiven = asked.KeyGiven || old.KeyGiven
+	asked.AckDue = asked.AckDue || old.AckDue
+	if !f.fromStore {
+		f.sealRequest(&asked)
+	}
+
+	if err := f.waitUntil(old.NotBefore); err != nil {
+		f.conclude(f.asBefore(old, err))
+		return false
+	}
+	if err := c.store.Save(f.ctx, asked); err != nil {
+		f.conclude(f.asBefore(old, err))
+		return false
+	}
+	f.take(asked)
+	if f.ctx.Err() != nil {
+		f.restore(old, context.Cause(f.ctx))
+		return false
+	}
+	return true
+}
+
+// windowClosed reports whether the server may have forgotten the key of an
+// operation without answer.
+func (c *Client) windowClosed(rec *Record) bool {
+	return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era
+}
+
+// waitUntil waits for the time that the server asked for in an earlier answer,
+// if that is near.
+func (f *flight) waitUntil(t time.Time) error {
+	wait := t.Sub(f.c.clock.now())
+	if t.IsZero() || wait <= 0 {
+		return nil
+	}
+	if deadline, ok := f.until(); wait > f.c.opts.MaxRetryAfter || ok && time.Until(deadline) <= wait {
+		return fmt.Errorf("%w: the server asked not to come back before %v", ErrWaitTooLong, t.Format(time.RFC3339))
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-f.ctx.Done():
+		return context.Cause(f.ctx)
+	case <-f.c.closing:
+		return ErrClosed
+	}
+}
+
+// replay tells the answer of an operation that has succeeded. Nothing is sent.
+func (f *flight) replay(old *Record) {
+	if whole, err := f.c.store.Get(f.writes(), old.ID); err == nil {
+		old = whole
+	}
+	f.rec = *old
+	res := result{info: f.info()}
+	res.info.Replayed = true
+	answer, err := f.c.answerOf(old)
+	if res.err = err; err == nil {
+		res.resp, res.body = answer.response(), answer.Body
+	}
+	if !old.Acked {
+		res.rec = old
+	}
+	f.conclude(res)
+}
+
+// expired ends a request for an operation whose window is closed. One that
+// nobody was told about is unknown from now on.
+func (f *flight) expired(old *Record) {
+	f.rec = *old
+	if old.Outcome == Undecided {
+		f.rec.Epoch++
+		f.rec.Owner = f.c.session.Owner
+		f.rec.Uncertain = true
+		f.giveUp(ReasonWindow, ErrWindowClosed)
+		return
+	}
+	f.conclude(f.asBefore(old, ErrWindowClosed))
+}
+
+// restore gives a record that was taken over the state it had.
+func (f *flight) restore(old *Record, cause error) {
+	back := *old
+	back.Epoch, back.Owner, back.Updated = f.rec.Epoch+1, "", f.c.clock.now()
+	if err := f.c.store.Save(f.writes(), back); err != nil {
+		f.trace.storeFailed(f.info(), err)
+	}
+	f.conclude(f.asBefore(old, cause))
+}
+
+// refused is the result of a request that was refused before anything was sent.
+func (f *flight) refused(err error) result {
+	return result{err: err, info: Info{
+		ID: f.id, Method: f.template.Method, URL: requestURL(f.template.URL), Metadata: f.meta.Metadata,
+		Outcome: NotSent, Detail: detail(err),
+	}}
+}
+
+// asBefore is the result of a request that left its operation as it was.
+func (f *flight) asBefore(old *Record, err error) result {
+	info := infoOf(old, &f.meta)
+	info.Detail = detail(err)
+	return result{info: info, err: err}
+}

@@ -1,0 +1,334 @@
+package oncehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// A commit costs two syncs of the file, whatever it holds, so writes are
+// committed in groups. There is no timer for them and no goroutine: a writer
+// that finds nobody leading leads. It commits all writes that are queued in one
+// transaction, while those that come meanwhile queue up, and passes the lead on
+// to one of those. Lazy writes ride along.
+const (
+	maxGroup  = 1024                 // writes in one transaction
+	idleFlush = 2 * time.Millisecond // until lazy writes that nobody takes along are committed
+)
+
+// A boltWrite is one queued write.
+type boltWrite struct {
+	apply func(*boltTx) error // may be called more than once; the last call counts
+	err   error               // its outcome; written by the leader before it tells
+	wake  chan bool           // the writer waits here: true tells it to lead, false that it is done; nil if lazy
+	done  func(error)         // called when it is done, if lazy
+
+	taken bool // guarded by BoltStore.mu: its group has begun
+	leads bool // guarded by BoltStore.mu: it was told to lead, and does not yet
+}
+
+// write queues a write and waits for it.
+func (s *BoltStore) write(ctx context.Context, apply func(*boltTx) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	w := &boltWrite{apply: apply, wake: make(chan bool, 1)}
+	s.mu.Lock()
+	if err := s.refusalLocked(); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	s.queue = append(s.queue, w)
+	lead := !s.leading
+	s.leading = true
+	s.mu.Unlock()
+	if lead {
+		s.lead(w)
+	}
+	return s.wait(ctx, w)
+}
+
+func (s *BoltStore) wait(ctx context.Context, w *boltWrite) error {
+	ended := ctx.Done()
+	for {
+		select {
+		case lead := <-w.wake:
+			if !lead {
+				return w.err
+			}
+			s.lead(w)
+		case <-ended:
+			if s.withdraw(w) {
+				return context.Cause(ctx)
+			}
+			ended = nil // it has begun, and is waited for
+		}
+	}
+}
+
+// withdraw takes a write back, unless it has begun.
+func (s *BoltStore) withdraw(w *boltWrite) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.taken {
+		return false
+	}
+	s.queue = slices.DeleteFunc(s.queue, func(q *boltWrite) bool { return q == w })
+	if w.leads {
+		s.passOnLocked()
+	}
+	return true
+}
+
+// writeSoon queues a lazy write.
+func (s *BoltStore) writeSoon(apply func(*boltTx) error, done func(error)) {
+	w := &boltWrite{apply: apply, done: done}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.err = s.refusalLocked(); w.err != nil {
+		s.tellLocked([]*boltWrite{w})
+		return
+	}
+	s.queue = append(s.queue, w)
+	if !s.leading {
+		s.leading = true
+		s.passOnLocked()
+	}
+}
+
+// lead commits a group and passes the lead on. by, which may be nil, is the
+// write whose writer does it.
+func (s *BoltStore) lead(by *boltWrite) {
+	s.mu.Lock()
+	if by != nil {
+		by.leads = false
+	}
+	n := min(len(s.queue), maxGroup)
+	group := slices.Clone(s.queue[:n])
+	s.queue = slices.Delete(s.queue, 0, n)
+	for _, w := range group {
+		w.taken = true
+	}
+	if s.idle != nil {
+		s.idle.Stop()
+		s.idle = nil
+	}
+	refusal := s.broken
+	s.mu.Unlock()
+
+	if refusal != nil {
+		fail(group, refusal)
+	} else {
+		s.commit(group)
+	}
+
+	s.mu.Lock()
+	s.tellLocked(group)
+	s.passOnLocked()
+	s.mu.Unlock()
+}
+
+// passOnLocked ends a lead, and makes sure that what is queued is committed: by
+// the first writer that waits, or, if there are only lazy writes, soon.
+func (s *BoltStore) passOnLocked() {
+	for _, w := range s.queue {
+		if w.wake != nil {
+			w.leads = true
+			w.wake <- true // there is room: nothing else is told before it has led
+			return
+		}
+	}
+	switch {
+	case len(s.queue) >= maxGroup:
+		go s.lead(nil)
+		return
+	case len(s.queue) > 0 && s.idle == nil:
+		s.idle = time.AfterFunc(idleFlush, s.flush)
+	}
+	s.leading = false
+}
+
+// flush commits the lazy writes that nobody took along.
+func (s *BoltStore) flush() {
+	s.mu.Lock()
+	idle := !s.leading && len(s.queue) > 0
+	if idle {
+		s.leading = true
+	}
+	s.mu.Unlock()
+	if idle {
+		s.lead(nil)
+	}
+}
+
+// tellLocked tells the writers of a group that it is done. Those of lazy writes
+// are told in order, by a goroutine that lives as long as there is something to
+// tell: a leader may hold locks that they want.
+func (s *BoltStore) tellLocked(group []*boltWrite) {
+	for _, w := range group {
+		if w.wake != nil {
+			w.wake <- false
+		} else {
+			s.told = append(s.told, w)
+		}
+	}
+	if len(s.told) > 0 && !s.telling {
+		s.telling = true
+		go s.tell()
+	}
+}
+
+func (s *BoltStore) tell() {
+	for {
+		s.mu.Lock()
+		told := s.told
+		s.told = nil
+		s.telling = len(told) > 0
+		s.mu.Unlock()
+		if len(told) == 0 {
+			return
+		}
+		for _, w := range told {
+			w.done(w.err)
+		}
+	}
+}
+
+func fail(group []*boltWrite, err error) {
+	for _, w := range group {
+		w.err = err
+	}
+}
+
+// commit commits a group in one transaction. A write whose own changes fail
+// half-way is left out, and the rest is done again without it.
+func (s *BoltStore) commit(group []*boltWrite) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	group = slices.Clone(group)
+	for len(group) > 0 {
+		faulty, err := s.try(group)
+		if faulty < 0 {
+			if err != nil {
+				fail(group, err)
+			}
+			return
+		}
+		group[faulty].err = err
+		group = slices.Delete(group, faulty, faulty+1)
+	}
+}
+
+// try commits a group. It returns the index of a write because of which nothing
+// was done, or -1, and the error that concerns it, or all.
+func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
+	if err := s.checkInPlace(); err != nil {
+		return -1, err
+	}
+	tx, err := s.beginTx(true)
+	if err != nil {
+		return -1, err
+	}
+	defer s.endTx(tx)
+	if tx.ID() != s.last+1 {
+		return -1, s.breakOff(s.failure(nil, "it was overwritten by another file", ErrStoreReplaced, ErrStoreFailed))
+	}
+	t, err := newBoltTx(tx, s.committedState())
+	if err != nil {
+		return -1, s.failure(err, "it cannot be written", ErrStoreFailed)
+	}
+	for i, w := range group {
+		err := guard(func() error {
+			w.err = w.apply(t)
+			return t.fault
+		})
+		if err != nil {
+			return i, s.failure(err, "writing a record failed", ErrStoreFailed)
+		}
+	}
+	if !t.changed {
+		return -1, nil
+	}
+	t.put(t.meta, metaState, t.state.encode())
+	if t.fault != nil {
+		return -1, s.failure(t.fault, "writing its state failed", ErrStoreFailed)
+	}
+	s.setFreelistSync(tx)
+	id := tx.ID()
+	if err := guard(func() error { return s.commitTx(tx) }); err != nil {
+		return -1, s.commitFailed(tx, err)
+	}
+	s.last = id
+	s.mu.Lock()
+	s.state = t.state
+	s.mu.Unlock()
+	return -1, nil
+}
+
+// commitFailed returns the error of a commit that failed: whether it was done
+// shows in the id of the transaction that is visible. After a panic, what bbolt
+// has in memory is not trusted any more.
+func (s *BoltStore) commitFailed(tx *bbolt.Tx, cause error) error {
+	s.endTx(tx)
+	read, err := s.beginTx(false)
+	if err != nil || read.ID() != s.last {
+		s.endTx(read)
+		return s.breakOff(s.failure(cause, "commit", ErrStoreUncertain))
+	}
+	s.endTx(read)
+	failed := s.failure(cause, "commit", ErrStoreFailed)
+	if isPanic(cause) {
+		return s.breakOff(failed)
+	}
+	return failed
+}
+
+// checkInPlace returns an error if the file that is written is no longer the
+// one that the next process would open.
+func (s *BoltStore) checkInPlace() error {
+	info, err := os.Stat(s.path)
+	if err != nil && !os.IsNotExist(err) {
+		return s.failure(err, "it cannot be looked up", ErrStoreFailed)
+	}
+	if err != nil || !os.SameFile(info, s.info) {
+		return s.breakOff(s.failure(nil, "records written now would be lost; open it again", ErrStoreReplaced, ErrStoreFailed))
+	}
+	return nil
+}
+
+// breakOff closes the store for writing, and returns err, the reason.
+func (s *BoltStore) breakOff(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken == nil {
+		kinds := []error{ErrStoreFailed}
+		for _, kind := range []error{ErrStoreReplaced, ErrDamaged} {
+			if errors.Is(err, kind) {
+				kinds = append(kinds, kind)
+			}
+		}
+		s.broken = s.failure(nil, fmt.Sprintf("closed for writing: %v", err), kinds...)
+	}
+	return err
+}
+
+// Which free pages a file has is either written with every commit, which costs
+// 8 bytes for each, or found out at opening by reading all pages in use. It is
+// written, unless there are many free pages, as after a backlog was worked off,
+// and few in use.
+const (
+	manyFreePages = 4096 // 32 KiB in every commit, which is not felt beside two syncs
+	fewUsedShare  = 4    // pages in use are few if there are this many times as many free ones
+)
+
+func (s *BoltStore) setFreelistSync(tx *bbolt.Tx) {
+	stats := s.db.Stats()
+	free := stats.FreePageN + stats.PendingPageN
+	used := int(tx.Size()/int64(s.pageSize)) - free
+	s.db.NoFreelistSync = free > manyFreePages && used < free/fewUsedShare
+}

@@ -1,0 +1,72 @@
+package oncehttp
+
+import (
+	"sync"
+	"time"
+)
+
+// A clock tells a time that never goes back, also across restarts: the wall
+// clock's, or the store's mark plus the monotonic time since it was read,
+// whichever is later. A clock set back therefore never reopens a window.
+type clock struct {
+	wall func() time.Time // time.Now, but for tests that step it
+
+	mu     sync.Mutex // guards the following
+	mark   time.Time  // latest time told or read from the store
+	read   time.Time  // when mark was set, with monotonic reading
+	jumped time.Time  // when the wall clock was last seen more than an hour ahead of mark
+}
+
+// What counts as a jump of the clock, and how long after one nothing is purged.
+const (
+	clockJump  = time.Hour
+	clockSlack = time.Minute
+	purgeRest  = 10 * time.Minute
+)
+
+func newClock(wall func() time.Time) *clock {
+	if wall == nil {
+		wall = time.Now
+	}
+	return &clock{wall: wall, read: time.Now()}
+}
+
+// start sets the mark from the store's session.
+func (c *clock) start(mark time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mark, c.read = mark, time.Now()
+}
+
+// now returns the time in UTC, cut to the microsecond as stores keep it.
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nowLocked()
+}
+
+func (c *clock) nowLocked() time.Time {
+	mono := time.Now()
+	marked := c.mark.Add(mono.Sub(c.read))
+	wall := c.wall().UTC().Round(0)
+	if wall.After(marked) {
+		if wall.Sub(marked) > clockJump {
+			c.jumped = mono
+		}
+		c.mark, c.read = wall, mono
+		return wall.Truncate(time.Microsecond)
+	}
+	return marked.Truncate(time.Microsecond)
+}
+
+// trusted reports whether the clock is good enough to purge by: not ahead of
+// the wall clock, and not just after a jump.
+func (c *clock) trusted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.nowLocked()
+	if now.Sub(c.wall()) > clockSlack {
+		return false
+	}
+	return c.jumped.IsZero() || time.Since(c.jumped) > purgeRest
+}

@@ -1,0 +1,353 @@
+package oncehttp
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"maps"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// An Op describes a logical operation to [Start]. The zero value is a new
+// operation with a fresh key.
+type Op struct {
+	// Key is the idempotency key: 1 to 255 visible ASCII characters (fewer
+	// for some providers). Empty means a fresh one, from [NewKey]. A key
+	// that names the business intent, such as one from [KeyFor], finds the
+	// operation again even if the store is lost.
+	Key string
+
+	// Scope separates tenants that share an origin and a key. Empty means
+	// that the scope is derived: the provider's account plus a keyed digest
+	// of the credentials in the request, so that one tenant never gets
+	// another's answer. State it when credentials are rotated during the
+	// life of a key.
+	Scope string
+
+	// Metadata is stored with the operation and given back in [Info]: what
+	// a handler needs to record the answer, such as an order id.
+	Metadata map[string]string
+
+	// NoAck says that nobody will call [Operation.Ack]: the operation is
+	// acknowledged as soon as its answer is recorded.
+	NoAck bool
+}
+
+// Start begins a logical operation. The context it returns is good for exactly
+// one keyed request, sent directly or by any SDK that passes its context on:
+// the first POST, PATCH, PUT or DELETE takes the operation; GET and the like
+// pass it by. The operation's key wins over one in the request's header.
+//
+// Whoever starts an operation acknowledges its answer with [Operation.Ack] once
+// the answer is recorded on the caller's side. Until then, or until ctx has
+// ended, a crash or [Client.Resume] hands the answer over again.
+func Start(ctx context.Context, op Op) (context.Context, *Operation) {
+	o := &Operation{op: op, given: op.Key != "", ctx: ctx}
+	o.op.Metadata = maps.Clone(op.Metadata)
+	if op.Key == "" {
+		o.op.Key = NewKey()
+	}
+	o.info = Info{ID: ID{Key: o.op.Key}, Metadata: o.op.Metadata}
+	return context.WithValue(ctx, operationKey{}, o), o
+}
+
+// An Operation is the handle of one logical operation, made by [Start]. Its
+// methods are safe for concurrent use.
+type Operation struct {
+	op    Op              // as given, with the key filled in; not changed
+	given bool            // the key was given
+	ctx   context.Context // given to Start; its end lets Resume hand the answer over
+
+	mu     sync.Mutex // guards the following
+	info   Info       // as last told
+	client *Client    // set when a request takes the operation
+	rec    *Record    // the answered record that waits for Ack; nil if there is none
+}
+
+// Key returns the idempotency key.
+func (o *Operation) Key() string { return o.op.Key }
+
+// Info returns what is known of the operation now.
+func (o *Operation) Info() Info {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.info
+}
+
+// Ack acknowledges the answer: the caller has recorded it, and the operation
+// need not be handed over again. Acknowledging twice does nothing. It is an
+// error that matches [ErrNotAnswered] if there is no answer to acknowledge.
+//
+// With a store that supports it, Ack takes part in the transaction that ctx
+// carries.
+func (o *Operation) Ack(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.info.Acked {
+		return nil
+	}
+	if o.rec == nil {
+		return fmt.Errorf("%w (outcome %v): nothing to acknowledge", ErrNotAnswered, o.info.Outcome)
+	}
+	if err := o.client.ack(ctx, *o.rec); err != nil {
+		return err
+	}
+	o.rec = nil
+	o.info.Acked = true
+	return nil
+}
+
+// tell records what the caller of a request is told.
+func (o *Operation) tell(c *Client, info Info, rec *Record) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.client, o.info, o.rec = c, info, rec
+}
+
+// refuse records that a request under the handle was refused, unless an earlier
+// one has become the operation.
+func (o *Operation) refuse(info Info) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.client == nil {
+		o.info = info
+	}
+}
+
+// Info describes an operation.
+type Info struct {
+	ID
+	Method   string
+	URL      string            // without userinfo
+	Metadata map[string]string // of [Op]; shared, not to be changed
+
+	Outcome Outcome
+	Reason  Reason // why the outcome is Unknown
+	Detail  string // the last error, for people; no header, body, userinfo or query value is in it
+
+	Status      int  // HTTP status of the last answer; 0 means none
+	Attempts    int  // HTTP exchanges so far, those of earlier processes included
+	Replayed    bool // the answer came from the store; nothing was sent for it
+	NotRecorded bool // the answer could not be recorded; a restart will ask for it again
+	Acked       bool
+
+	FirstSent   time.Time // zero means that nothing was sent
+	ResendUntil time.Time // no attempt starts after it
+	NotBefore   time.Time // the server asked not to come back before; zero means that it did not
+}
+
+type (
+	operationKey  struct{} // context key of *Operation; a nil one hides an outer one
+	withoutKeyKey struct{}
+)
+
+// WithoutKey returns a context whose requests are sent without an idempotency
+// key, whatever their method, and retried only if provably not sent.
+func WithoutKey(ctx context.Context) context.Context {
+	return context.WithValue(ctx, withoutKeyKey{}, true)
+}
+
+// operationFrom returns the handle that the context carries, or nil.
+func operationFrom(ctx context.Context) *Operation {
+	o, _ := ctx.Value(operationKey{}).(*Operation)
+	return o
+}
+
+// NewKey returns a fresh idempotency key: a random UUID of version 7. Keys made
+// one after another are in order, which the store likes.
+func NewKey() string { return uuid.Must(uuid.NewV7()).String() }
+
+// keySpace is the version 5 UUID of the module's URL: the namespace of KeyFor.
+var keySpace = uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://github.com/oncehttp/oncehttp"))
+
+// KeyFor returns the idempotency key of a business intent: the same UUID of
+// version 5 for the same parts, for ever. Use it to name the step of a saga, as
+// in KeyFor("order", "4711", "capture"): such a key survives the loss of the
+// store. Parts are not joined: KeyFor("ab") and KeyFor("a", "b") differ.
+//
+// Do not derive a key from the body of the request: two equal orders would
+// become one.
+func KeyFor(parts ...string) string {
+	var name []byte
+	for _, p := range parts {
+		name = binary.AppendUvarint(name, uint64(len(p)))
+		name = append(name, p...)
+	}
+	return uuid.NewSHA1(keySpace, name).String()
+}
+
+// maxKey is the length that Stripe documents, and the longest that any known
+// provider takes.
+const maxKey = 255
+
+// checkKey reports why a key cannot be sent, in words that do not contain it.
+func checkKey(key string, longest int) error {
+	if len(key) < 1 || len(key) > longest {
+		return fmt.Errorf("%w: %d characters, want 1 to %d", ErrKeyInvalid, len(key), longest)
+	}
+	for i := range len(key) {
+		if key[i] <= ' ' || key[i] > '~' {
+			return fmt.Errorf("%w: character %d is %q, want visible ASCII", ErrKeyInvalid, i+1, key[i])
+		}
+	}
+	return nil
+}
+
+// originOf returns scheme://host[:port] in its shortest lower-case form.
+func originOf(u *url.URL) string {
+	scheme, host := strings.ToLower(u.Scheme), strings.ToLower(u.Host)
+	switch scheme {
+	case "https":
+		host = strings.TrimSuffix(host, ":443")
+	case "http":
+		host = strings.TrimSuffix(host, ":80")
+	}
+	return scheme + "://" + strings.TrimSuffix(host, ":")
+}
+
+// requestURL returns the URL without what is never stored, compared or told:
+// userinfo and fragment.
+func requestURL(u *url.URL) string {
+	if u.User == nil && u.Fragment == "" {
+		return u.String()
+	}
+	c := *u
+	c.User, c.Fragment, c.RawFragment = nil, "", ""
+	return c.String()
+}
+
+// A digester makes the digests that are keyed with the store's secret, so that
+// they tell nothing to those who have the store's content alone.
+type digester struct{ secret [32]byte }
+
+func (d digester) new(kind string) hash.Hash {
+	h := hmac.New(sha256.New, d.secret[:])
+	writeField(h, kind)
+	return h
+}
+
+// writeField writes a length-prefixed field, so that fields cannot run together.
+func writeField[T string | []byte](h hash.Hash, s T) {
+	var n [8]byte
+	binary.BigEndian.PutUint64(n[:], uint64(len(s)))
+	h.Write(n[:])
+	h.Write([]byte(s))
+}
+
+// fingerprint is the digest of what must not change under a key: method, URL,
+// Host, media type, body and the provider's headers. A multipart boundary is
+// not part of it: the standard library makes a new one for every attempt.
+func (d digester) fingerprint(p *Provider, req *http.Request, body []byte) (sum [32]byte) {
+	h := d.new("request")
+	writeField(h, req.Method)
+	writeField(h, requestURL(req.URL))
+	writeField(h, hostOverride(req))
+	mediaType, body := withoutBoundary(req.Header.Get("Content-Type"), body)
+	writeField(h, mediaType)
+	for _, name := range p.FingerprintHeaders {
+		writeField(h, strings.Join(req.Header.Values(name), "\n"))
+	}
+	writeField(h, body)
+	h.Sum(sum[:0])
+	return sum
+}
+
+// hostOverride returns the request's Host where it is not the URL's.
+func hostOverride(req *http.Request) string {
+	if req.Host == req.URL.Host {
+		return ""
+	}
+	return req.Host
+}
+
+func withoutBoundary(contentType string, body []byte) (string, []byte) {
+	if len(contentType) < len("multipart/") || !strings.EqualFold(contentType[:len("multipart/")], "multipart/") {
+		return contentType, body
+	}
+	mediaType, params, err := mime.ParseMediaType(contentType)
+	if err != nil || params["boundary"] == "" {
+		return contentType, body
+	}
+	blanked := strings.ReplaceAll(string(body), "--"+params["boundary"], "--")
+	delete(params, "boundary")
+	return mime.FormatMediaType(mediaType, params), []byte(blanked)
+}
+
+// scope returns the request's scope in the store: the provider's account and
+// the stated scope, or, where none is stated, a digest of the credentials.
+func (d digester) scope(p *Provider, req *http.Request, stated string, secret func(name string) bool) string {
+	account := p.account(req)
+	if stated != "" {
+		return account + "|scope:" + stated
+	}
+	names := make([]string, 0, 2)
+	for name := range req.Header {
+		if secret(name) && name != "Cookie" { // cookies change between requests of one caller
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 && req.URL.User == nil {
+		return account + "|"
+	}
+	slices.Sort(names)
+	h := d.new("credentials")
+	for _, name := range names {
+		writeField(h, name)
+		writeField(h, strings.Join(req.Header[name], "\n"))
+	}
+	if req.URL.User != nil && req.Header.Get("Authorization") == "" {
+		writeField(h, req.URL.User.String())
+	}
+	return account + "|cred:" + hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// accountOf returns the account part of a scope.
+func accountOf(scope string) string {
+	account, _, _ := strings.Cut(scope, "|")
+	return account
+}
+
+// checkRequest reports why a keyed request cannot be sent, before anything else
+// is done with it.
+func checkRequest(req *http.Request) error {
+	switch {
+	case req.URL == nil:
+		return errors.New("oncehttp: nil Request.URL")
+	case req.URL.Scheme != "http" && req.URL.Scheme != "https":
+		return fmt.Errorf("oncehttp: unsupported protocol scheme %q, want http or https", req.URL.Scheme)
+	case req.URL.Host == "":
+		return errors.New("oncehttp: no Host in request URL, want an absolute URL")
+	}
+	return checkHeader(req.Header)
+}
+
+// checkHeader reports a header that net/http would refuse to send, without
+// telling its value.
+func checkHeader(header http.Header) error {
+	for name, values := range header {
+		if name == "" || strings.ContainsFunc(name, func(r rune) bool {
+			return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+		}) {
+			return fmt.Errorf("oncehttp: invalid header name %q", name)
+		}
+		for _, v := range values {
+			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+				return fmt.Errorf("oncehttp: invalid value of header %q", name)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+package oncehttp
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Provider says how one API treats idempotency keys. The first provider of
+// [Options.Providers], then of the built-in ones ([Stripe], [StripeV2],
+// [Twilio]), that matches a request's host and path is used; else the defaults
+// of the fields.
+type Provider struct {
+	Name string // for messages
+
+	// Hosts are matched without regard to case and port; "*.example.com"
+	// matches every host below example.com. PathPrefix restricts the match;
+	// empty means every path.
+	Hosts      []string
+	PathPrefix string
+
+	Header  string        // carries the key; empty means Idempotency-Key
+	Quoted  bool          // send the key as a structured-field string, as the IETF draft has it; deployed servers want it bare
+	Methods []string      // that get a key without being asked; nil means POST and PATCH
+	MaxKey  int           // longest key; 0 means 255
+	Window  time.Duration // how long the server remembers a key; 0 means 24 h
+
+	// NoKeys: the API never deduplicates. No key is made, nothing is stored,
+	// and a POST is retried only if provably not sent.
+	NoKeys bool
+
+	// Account returns the account that a request acts on, such as "live" or
+	// a header's value: part of the operation's identity. It must depend on
+	// the header alone. nil means that there is one account.
+	Account func(http.Header) string
+
+	// FingerprintHeaders must not change under a key.
+	FingerprintHeaders []string
+
+	// Judge looks at a buffered answer before the status does. nil means
+	// that the status decides.
+	Judge func(resp *http.Response, body []byte) Verdict
+
+	// StoredRefusals are 4xx statuses that the server stores and replays, so
+	// that they settle the operation even after an attempt whose effect is
+	// unknown.
+	StoredRefusals []int
+
+	ReplayedHeader string // "true" marks a replayed answer; empty means Idempotent-Replayed
+
+	AttemptTimeout time.Duration // 0 means 30 s
+	RateLimit      float64       // attempts per second; 0 means no limit
+	Burst          int           // attempts at once under RateLimit; 0 means 1 s worth of them
+}
+
+// A Verdict is what a provider's answer means, where its status alone would not
+// tell.
+type Verdict uint8
+
+const (
+	NoVerdict      Verdict = iota // the status decides
+	InFlight                      // an attempt with this key is still running there: wait, then retry
+	AlreadyCreated                // an earlier attempt had its effect: succeeded
+	OtherPayload                  // the key is known with another payload: unknown
+	StoredFailure                 // a stored failure that retrying only replays: unknown
+	NotExecuted                   // nothing was executed: retry
+	Retry                         // the server asks for a retry
+	Stop                          // the server asks not to retry
+)
+
+// Stripe is the built-in provider of Stripe's API v1.
+// Source: https://docs.stripe.com/api/idempotent_requests (keys of up to 255
+// characters, removed after at least 24 hours, 500s stored),
+// https://docs.stripe.com/error-low-level, and the stripe-go client (80 s).
+var Stripe = Provider{
+	Name:               "Stripe v1",
+	Hosts:              []string{"api.stripe.com"},
+	PathPrefix:         "/v1/",
+	Window:             24 * time.Hour,
+	Account:            stripeAccount,
+	FingerprintHeaders: []string{"Stripe-Account", "Stripe-Context"},
+	Judge:              judgeStripe,
+	StoredRefusals:     []int{http.StatusPaymentRequired},
+	AttemptTimeout:     80 * time.Second,
+}
+
+// StripeV2 is the built-in provider of Stripe's API v2, which executes failed
+// work again on a retry and remembers keys for 30 days.
+// Source: https://docs.stripe.com/api-v2-overview#idempotency.
+var StripeV2 = Provider{
+	Name:               "Stripe v2",
+	Hosts:              []string{"api.stripe.com"},
+	PathPrefix:         "/v2/",
+	Methods:            []string{http.MethodPost, http.MethodDelete},
+	Window:             30 * 24 * time.Hour,
+	Account:            stripeAccount,
+	FingerprintHeaders: []string{"Stripe-Account", "Stripe-Context"},
+	Judge:              judgeStripe,
+	AttemptTimeout:     80 * time.Second,
+}
+
+// Twilio is the built-in provider of Twilio's API, which has no idempotency
+// keys: a POST that may have been received must not be sent again.
+var Twilio = Provider{Name: "Twilio", Hosts: []string{"api.twilio.com"}, NoKeys: true}
+
+var builtinProviders = []*Provider{&Stripe, &StripeV2, &Twilio}
+
+// unlisted is the provider of hosts that no other one matches.
+var unlisted = Provider{Name: "default"}
+
+// stripeAccount tells test from live mode by the API key's prefix, and the
+// connected account by its headers.
+func stripeAccount(h http.Header) string {
+	mode := ""
+	token := h.Get("Authorization")
+	if user, _, ok := (&http.Request{Header: h}).BasicAuth(); ok {
+		token = user
+	}
+	switch {
+	case strings.Contains(token, "k_live_"):
+		mode = "live"
+	case strings.Contains(token, "k_test_"):
+		mode = "test"
+	}
+	return mode + "/" + h.Get("Stripe-Account") + "/" + h.Get("Stripe-Context")
+}
+
+func judgeStripe(resp *http.Response, body []byte) Verdict {
+	if resp.StatusCode < 300 {
+		return NoVerdict
+	}
+	if resp.StatusCode < 500 {
+		var answer struct {
+			Error struct{ Type, Code string }
+		}
+		_ = json.Unmarshal(body, &answer) // another shape says nothing
+		switch {
+		case answer.Error.Code == "idempotency_key_in_use":
+			return InFlight
+		case answer.Error.Code == "lock_timeout":
+			return NotExecuted
+		case answer.Error.Type == "idempotency_error":
+			return OtherPayload
+		}
+	} else if replayed, _ := strconv.ParseBool(resp.Header.Get("Idempotent-Replayed")); replayed {
+		return StoredFailure
+	}
+	switch resp.Header.Get("Stripe-Should-Retry") {
+	case "true":
+		return Retry
+	case "false":
+		return Stop
+	}
+	return NoVerdict
+}
+
+func (p *Provider) matches(u *url.URL) bool {
+	return strings.HasPrefix(u.Path, p.PathPrefix) && p.matchesHost(u.Hostname())
+}
+
+func (p *Provider) matchesHost(host string) bool {
+	return slices.ContainsFunc(p.Hosts, func(pattern string) bool {
+		if suffix, ok := strings.CutPrefix(pattern, "*"); ok {
+			return len(host) > len(suffix) && strings.EqualFold(host[len(host)-len(suffix):], suffix)
+		}
+		return strings.EqualFold(host, pattern)
+	})
+}
+
+func (p *Provider) header() string {
+	if p.Header == "" {
+		return "Idempotency-Key"
+	}
+	return p.Header
+}
+
+func (p *Provider) maxKey() int {
+	if p.MaxKey == 0 {
+		return maxKey
+	}
+	return p.MaxKey
+}
+
+func (p *Provider) keys(method string) bool {
+	if p.Methods == nil {
+		return method == http.MethodPost || method == http.MethodPatch
+	}
+	return slices.Contains(p.Methods, method)
+}
+
+// wire returns the key as it is sent; bare is its inverse.
+func (p *Provider) wire(key string) string {
+	if p.Quoted {
+		return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
+	}
+	return key
+}
+
+func (p *Provider) bare(value string) string {
+	if p.Quoted && len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
+		return strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(value[1 : len(value)-1])
+	}
+	return value
+}
+
+func (p *Provider) account(req *http.Request) string {
+	if p.Account == nil {
+		return ""
+	}
+	return strings.ReplaceAll(p.Account(req.Header), "|", "/")
+}
+
+func (p *Provider) replayed(h http.Header) bool {
+	name := p.ReplayedHeader
+	if name == "" {
+		name = "Idempotent-Replayed"
+	}
+	replayed, _ := strconv.ParseBool(h.Get(name))
+	return replayed
+}
+
+// defaultWindow is the shortest window that a large provider documents.
+const defaultWindow = 24 * time.Hour
+
+func (p *Provider) window() time.Duration {
+	if p.Window == 0 {
+		return defaultWindow
+	}
+	return p.Window
+}
+
+// resendFor is how long after the first attempt another may start: the window
+// less what the last attempt and two clocks' difference may take.
+func (p *Provider) resendFor(attemptTimeout time.Duration) time.Duration {
+	return p.window() - max(p.window()/48, attemptTimeout+time.Minute)
+}
+
+func (p *Provider) check() error {
+	switch {
+	case p.Window < 0 || p.MaxKey < 0 || p.AttemptTimeout < 0 || p.RateLimit < 0 || p.Burst < 0:
+		return fmt.Errorf("oncehttp: provider %q: negative Window, MaxKey, AttemptTimeout, RateLimit or Burst", p.Name)
+	case len(p.Hosts) == 0:
+		return fmt.Errorf("oncehttp: provider %q: no Hosts", p.Name)
+	case checkHeader(http.Header{p.header(): nil}) != nil:
+		return fmt.Errorf("oncehttp: provider %q: invalid Header %q", p.Name, p.Header)
+	}
+	return nil
+}

@@ -1,0 +1,270 @@
+package oncehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// transport is the http.RoundTripper under the client's http.Client. It finds
+// out whether a request is an operation, and sends it on its way:
+//
+//	keyed:    read and check, join or begin, attempts in the retry loop, settle
+//	unkeyed:  admission, attempts in the retry loop
+type transport struct{ c *Client }
+
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	p := &unlisted
+	if req.URL != nil {
+		p = t.c.provider(req.URL)
+	}
+	if key, ok := t.c.keyOf(p, req); ok {
+		return t.c.operate(req, p, key)
+	}
+	return t.c.plain(withoutTraces(p, req), p)
+}
+
+// CloseIdleConnections lets http.Client.CloseIdleConnections reach the
+// connections.
+func (t *transport) CloseIdleConnections() {
+	if c, ok := t.c.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// A chosenKey is the key of a request and where it came from.
+type chosenKey struct {
+	key   string
+	given bool       // by the caller
+	op    *Operation // its handle; nil if there is none
+	err   error      // why it cannot be used
+}
+
+// keyOf returns the key of a request, or false if the request is not an
+// operation.
+func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
+	ctx := req.Context()
+	if p.NoKeys || followsOperation(req) || ctx.Value(withoutKeyKey{}) != nil {
+		return chosenKey{}, false
+	}
+	if op := operationFrom(ctx); op != nil && (takesHandle(req.Method) || p.keys(req.Method)) {
+		return chosenKey{key: op.op.Key, given: op.given, op: op}, true
+	}
+	if values := req.Header.Values(p.header()); len(values) > 0 {
+		k := chosenKey{key: p.bare(values[0]), given: true}
+		if len(values) > 1 {
+			k.err = fmt.Errorf("%w: header %s has %d values", ErrKeyInvalid, p.header(), len(values))
+		}
+		return k, true
+	}
+	if p.keys(req.Method) && (p != &unlisted || c.opts.Unlisted == KeyUnlisted) {
+		return chosenKey{key: NewKey()}, true
+	}
+	return chosenKey{}, false
+}
+
+// takesHandle reports whether a method takes the operation of Start; the others
+// pass it by.
+func takesHandle(method string) bool {
+	return slices.Contains([]string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete}, method)
+}
+
+// followsOperation reports whether a request is the GET that follows the 303
+// answer of an operation.
+func followsOperation(req *http.Request) bool {
+	if req.Response == nil {
+		return false
+	}
+	_, keyed := OperationFrom(req.Response)
+	return keyed
+}
+
+// withoutTraces removes an operation's traces from a request that is not to be
+// one: the handle that it passed by, which must not reach a request made below,
+// and the key that net/http copied from before a 303.
+func withoutTraces(p *Provider, req *http.Request) *http.Request {
+	if operationFrom(req.Context()) != nil {
+		req = req.WithContext(withoutHandle(req.Context()))
+	}
+	if followsOperation(req) && req.Header.Get(p.header()) != "" {
+		r := *req
+		r.Header = req.Header.Clone()
+		r.Header.Del(p.header())
+		return &r
+	}
+	return req
+}
+
+// withoutHandle hides the context's operation, if there is one.
+func withoutHandle(ctx context.Context) context.Context {
+	if operationFrom(ctx) == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, operationKey{}, (*Operation)(nil))
+}
+
+// plain sends a request without a key. It is retried if its method is
+// idempotent or if nothing of it was sent, and if its body can be had again.
+func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
+	if scheme := req.URL.Scheme; scheme != "http" && scheme != "https" {
+		return c.base.RoundTrip(req) // as net/http: perhaps a registered protocol, else its error
+	}
+	origin := originOf(req.URL)
+	ctx := req.Context()
+	a := &call{
+		c: c, p: p, limits: c.limits.get(origin), trace: c.tracerFor(ctx), until: ctx.Deadline,
+		info: AttemptInfo{Method: req.Method, Origin: origin},
+	}
+	defer a.limits.release()
+	send := &plainSender{c: c, req: req, idempotent: idempotent(req.Method)}
+	a.send = send.attempt
+	permit, err := a.admit(ctx)
+	if err != nil {
+		closeBody(req)
+		return nil, err
+	}
+	a.permit = permit
+	a.limits.budget.deposit(time.Now())
+
+	a.attempt()
+	if judgePlain(a.last).next == settle { // nearly always: the loop is not needed
+		a.permit.done(a.health(ctx))
+		return a.last.resp, a.last.err
+	}
+	a.primed = true
+	a.run(ctx)
+	if a.verdict.next == settle || a.last.resp != nil && !a.drained {
+		return a.last.resp, a.last.err
+	}
+	return nil, a.err()
+}
+
+// plainSender makes the attempts of an unkeyed request.
+type plainSender struct {
+	c          *Client
+	req        *http.Request
+	idempotent bool
+}
+
+// idempotent reports whether RFC 9110, section 9.2.2, allows to repeat a
+// request of the method.
+func idempotent(method string) bool {
+	switch method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return false
+}
+
+func (s *plainSender) hasBody() bool { return s.req.Body != nil && s.req.Body != http.NoBody }
+
+// replayable reports whether the request may be sent again after x, and
+// whether that makes sense: net/http refuses a bad header every time.
+func (s *plainSender) replayable(x exchange) bool {
+	return (s.idempotent || x.notSent) && (!s.hasBody() || s.req.GetBody != nil) && (x.err == nil || checkHeader(s.req.Header) == nil)
+}
+
+func (s *plainSender) attempt(n int) (x exchange) {
+	req := s.req
+	if n > 1 && s.hasBody() {
+		body, err := s.req.GetBody()
+		if err != nil {
+			return exchange{err: err, refused: true}
+		}
+		req = new(http.Request)
+		*req = *s.req
+		req.Body = body
+	}
+	var conn connTrace
+	if !s.idempotent {
+		req = req.WithContext(conn.watch(req.Context(), nil))
+	}
+	x.resp, x.err = roundTrip(s.c.base, req)
+	x.notSent = x.err != nil && !s.idempotent && conn.notSent(x.err)
+	x.final = !s.replayable(x)
+	return x
+}
+
+// roundTrip is rt.RoundTrip, with its contract enforced.
+func roundTrip(rt http.RoundTripper, req *http.Request) (*http.Response, error) {
+	resp, err := rt.RoundTrip(req)
+	if err == nil && resp == nil {
+		err = fmt.Errorf("oncehttp: RoundTripper %T returned neither response nor error", rt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if resp.Body == nil {
+		resp.Body = http.NoBody
+	}
+	return resp, nil
+}
+
+// connTrace watches whether a transport got a connection for a request.
+type connTrace struct {
+	asked, got atomic.Int32 // times that GetConn and GotConn fired
+}
+
+func (t *connTrace) watch(ctx context.Context, onConn func(n int, conn net.Conn)) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { t.asked.Add(1) },
+		GotConn: func(info httptrace.GotConnInfo) {
+			if n := t.got.Add(1); onConn != nil {
+				onConn(int(n), info.Conn)
+			}
+		},
+	})
+}
+
+// notSent reports whether an attempt that ended with err provably wrote no
+// byte. It needs positive evidence: an error of dialling, from a transport that
+// asked for a connection and never got one. A transport that fires no hooks
+// counts as having sent.
+func (t *connTrace) notSent(err error) bool {
+	return t.asked.Load() > 0 && t.got.Load() == 0 && connectError(err)
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}
+
+// drain reads the rest of a body that nobody wants, up to a bound, so that its
+// connection can be used again.
+func drain(body io.ReadCloser) {
+	_, _ = io.CopyN(io.Discard, body, drainLimit)
+	body.Close()
+}
+
+// checkKeyed reports why a keyed request cannot be sent.
+func (k chosenKey) check(p *Provider, req *http.Request) error {
+	if err := checkRequest(req); err != nil {
+		return err
+	}
+	if k.err != nil {
+		return k.err
+	}
+	return checkKey(k.key, p.maxKey())
+}
+
+var errAttemptTimeout = &timeoutError{errors.New("oncehttp: attempt timed out; see Options.AttemptTimeout")}
+
+// A timeoutError is a timeout as net/http has it.
+type timeoutError struct{ error }
+
+func (*timeoutError) Timeout() bool { return true }
+
+// mediaType returns the media type of a Content-Type, in lower case.
+func mediaType(contentType string) string {
+	t, _, _ := strings.Cut(contentType, ";")
+	return strings.ToLower(strings.TrimSpace(t))
+}
