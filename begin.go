@@ -33,6 +33,7 @@ func (f *flight) run(old *Record) {
 	a.permit = permit
 	defer func() { a.permit.done(ignored) }()
 	if old != nil && f.found(old, *old) || old == nil && f.begin() {
+		f.limits.budget.deposit(time.Now())
 		f.exchange(a)
 	}
 }
@@ -40,7 +41,6 @@ func (f *flight) run(old *Record) {
 // exchange sends the operation, whose record is durable, and settles it.
 func (f *flight) exchange(a *call) {
 	f.trace.begun(f.info())
-	f.limits.budget.deposit(time.Now())
 	a.run(f.ctx)
 	f.settle(a)
 }
@@ -188,7 +188,11 @@ func (f *flight) found(old *Record, asked Record) bool {
 		return false
 	}
 	if err := c.store.Save(f.ctx, asked); err != nil {
-		f.conclude(f.asBefore(old, err))
+		res := f.asBefore(old, err)
+		if errors.Is(err, ErrStoreUncertain) {
+			res.info.Outcome, res.info.NotRecorded = Unknown, true
+		}
+		f.conclude(res)
 		return false
 	}
 	f.take(asked)
@@ -241,6 +245,7 @@ func (f *flight) replay(old *Record) {
 	}
 	if !old.Acked {
 		res.rec = old
+		f.c.hold(f)
 	}
 	f.conclude(res)
 }

@@ -175,6 +175,7 @@ type Client struct {
 	digest   digester
 	seal     *sealer
 	clock    *clock
+	started  time.Time // by clock
 	limits   *limits
 	inner    *http.Client // the user's
 	base     http.RoundTripper
@@ -232,6 +233,7 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	}
 	c.digest = digester{c.session.Secret}
 	c.clock.start(c.session.Mark)
+	c.started = c.clock.now()
 	if o.Trace != nil {
 		c.traces = append(c.traces, o.Trace)
 	}

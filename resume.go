@@ -362,6 +362,12 @@ func (p *pass) send(f *flight) {
 	}
 	a.permit = permit
 	defer func() { a.permit.done(ignored) }()
+	if retry := f.rec.Updated.After(p.c.started); !retry { // the first sending of this process
+		f.limits.budget.deposit(time.Now())
+	} else if !f.limits.budget.withdraw(time.Now()) {
+		p.postponed(p.c.clock.now().Add(postponeBase))
+		return
+	}
 	if err := f.claim(); err != nil {
 		p.notMine(&f.rec, err)
 		return

@@ -321,9 +321,11 @@ func (a *call) plan(ctx context.Context) error {
 		return ErrWaitTooLong
 	case a.flight != nil && now.Add(a.wait).After(a.flight.rec.ResendUntil):
 		return ErrWindowClosed
-	case a.limits.breaker.wouldRefuse(time.Now().Add(a.wait)):
-		return ErrCircuitOpen
-	case !a.limits.budget.withdraw(time.Now()):
+	}
+	if err := a.limits.breaker.refusal(time.Now().Add(a.wait)); err != nil {
+		return err
+	}
+	if !a.limits.budget.withdraw(time.Now()) {
 		return errBudget
 	}
 	return nil
@@ -354,6 +356,9 @@ func (a *call) admit(ctx context.Context) (permit, error) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline)
 		defer cancel()
+	}
+	if err := a.limits.breaker.refusal(time.Now()); err != nil { // before a turn is spent on it
+		return permit{}, err
 	}
 	if err := a.limits.wait(ctx, a.c.closing); err != nil {
 		return permit{}, err

@@ -173,7 +173,8 @@ func (f *flight) interrupted(a *call) {
 }
 
 // How long a resumed operation without an answer rests: 1 s after its first
-// attempts, twice as long after each further pass, at most 15 min.
+// attempts, twice as long after each further pass, at most 15 min; and up to
+// half of that more, at random.
 const (
 	postponeBase = time.Second
 	postponeCap  = 15 * time.Minute
@@ -184,7 +185,7 @@ func (f *flight) postpone(a *call) {
 	rec := f.next(Undecided)
 	passes := rec.Attempts / max(1, f.c.opts.MaxAttempts)
 	rest := backoffCeiling(passes, postponeBase, postponeCap)
-	rec.NotBefore = f.c.clock.now().Add(rest)
+	rec.NotBefore = f.c.clock.now().Add(rest + uniform(rest/2, f.c.opts.rnd))
 	if a.notBefore.After(rec.NotBefore) {
 		rec.NotBefore = a.notBefore
 	}
@@ -285,7 +286,13 @@ func (c *Client) acknowledged(rec *Record, p *Provider) {
 // ack acknowledges the answer of a record.
 func (c *Client) ack(ctx context.Context, rec Record) error {
 	c.acknowledged(&rec, c.providerOf(&rec))
-	if err := c.store.Ack(ctx, rec); err != nil {
+	err := c.store.Ack(ctx, rec)
+	if errors.Is(err, ErrFenced) { // perhaps Resume has done it
+		if now, getErr := c.store.Get(ctx, rec.ID); getErr == nil && now.Acked {
+			err = nil
+		}
+	}
+	if err != nil {
 		return err
 	}
 	c.mu.Lock()

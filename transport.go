@@ -114,7 +114,7 @@ func withoutHandle(ctx context.Context) context.Context {
 // plain sends a request without a key. It is retried if its method is
 // idempotent or if nothing of it was sent, and if its body can be had again.
 func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
-	if scheme := req.URL.Scheme; scheme != "http" && scheme != "https" {
+	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" {
 		return c.base.RoundTrip(req) // as net/http: perhaps a registered protocol, else its error
 	}
 	origin := originOf(req.URL)
