@@ -100,7 +100,7 @@ func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
 	key := chosenKey{key: id.Key, given: true}
 	f, joined, err := c.join(ctx, f, nil)
 	if err != nil {
-		return nil, c.refuse(key, err)
+		return nil, c.refuse(req, key, err)
 	}
 	if !joined {
 		go f.run(rec)

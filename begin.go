@@ -27,7 +27,7 @@ func (f *flight) run(old *Record) {
 	a := f.newCall()
 	permit, err := a.admit(f.ctx)
 	if err != nil {
-		f.conclude(f.refused(err))
+		f.conclude(f.notBegun(err))
 		return
 	}
 	a.permit = permit
@@ -128,15 +128,40 @@ func (f *flight) sealRequest(rec *Record) {
 // sent; but if the store cannot tell whether the record is there, it may come
 // back, and that is no "not sent".
 func (f *flight) beginFailed(err error) {
-	res := f.refused(err)
+	res := f.notBegun(err)
 	if errors.Is(err, ErrStoreUncertain) {
-		res.info.Outcome, res.info.Reason, res.info.NotRecorded = Unknown, ReasonGaveUp, true
+		res.unsure()
 		res.err = fmt.Errorf("%w; the operation may be resumed when it is opened again", err)
 	}
 	if f.ctx.Err() == nil {
 		f.trace.storeFailed(res.info, err)
 	}
 	f.conclude(res)
+}
+
+// notBegun is the result of a request that did nothing. It is "not sent" only if
+// its key has no earlier record, which an earlier attempt may stand behind.
+func (f *flight) notBegun(err error) result {
+	res := f.refused(err)
+	if !f.rec.KeyGiven {
+		return res
+	}
+	old, getErr := f.c.store.Get(f.writes(), f.id)
+	switch {
+	case getErr == nil:
+		if m, err := f.c.openMeta(old); err == nil {
+			f.meta = m
+		}
+		return f.asBefore(old, err)
+	case !errors.Is(getErr, ErrNotFound):
+		res.unsure()
+	}
+	return res
+}
+
+// unsure marks a result whose record cannot be told: a restart may resume it.
+func (res *result) unsure() {
+	res.info.Outcome, res.info.Reason, res.info.NotRecorded = Unknown, ReasonGaveUp, true
 }
 
 // take makes rec the flight's record, as it is in the store.
@@ -190,7 +215,7 @@ func (f *flight) found(old *Record, asked Record) bool {
 	if err := c.store.Save(f.ctx, asked); err != nil {
 		res := f.asBefore(old, err)
 		if errors.Is(err, ErrStoreUncertain) {
-			res.info.Outcome, res.info.NotRecorded = Unknown, true
+			res.unsure()
 		}
 		f.conclude(res)
 		return false
@@ -268,10 +293,12 @@ func (f *flight) expired(old *Record) {
 func (f *flight) restore(old *Record, cause error) {
 	back := *old
 	back.Epoch, back.Owner, back.Updated = f.rec.Epoch+1, "", f.c.clock.now()
+	res := f.asBefore(old, cause)
 	if err := f.c.store.Save(f.writes(), back); err != nil {
-		f.trace.storeFailed(f.info(), err)
+		res.unsure()
+		f.trace.storeFailed(res.info, err)
 	}
-	f.conclude(f.asBefore(old, cause))
+	f.conclude(res)
 }
 
 // refused is the result of a request that was refused before anything was sent.

@@ -2,8 +2,6 @@ package oncehttp
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -236,7 +234,7 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	}
 	defer s.endTx(tx)
 	if tx.ID() != s.last+1 {
-		return -1, s.breakOff(s.failure(nil, "it was overwritten by another file", ErrStoreReplaced, ErrStoreFailed))
+		return -1, s.breakOff(s.failure(nil, "it is not as this process left it; restart, to open what is there now", ErrStoreReplaced, ErrStoreFailed))
 	}
 	t, err := newBoltTx(tx, s.committedState())
 	if err != nil {
@@ -296,23 +294,20 @@ func (s *BoltStore) checkInPlace() error {
 		return s.failure(err, "it cannot be looked up", ErrStoreFailed)
 	}
 	if err != nil || !os.SameFile(info, s.info) {
-		return s.breakOff(s.failure(nil, "records written now would be lost; open it again", ErrStoreReplaced, ErrStoreFailed))
+		return s.breakOff(s.failure(nil, "what would be written now would be lost; put it back, or restart to begin anew", ErrStoreReplaced, ErrStoreFailed))
 	}
 	return nil
 }
 
 // breakOff closes the store for writing, and returns err, the reason.
-func (s *BoltStore) breakOff(err error) error {
+func (s *BoltStore) breakOff(err *boltError) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken == nil {
-		kinds := []error{ErrStoreFailed}
-		for _, kind := range []error{ErrStoreReplaced, ErrDamaged} {
-			if errors.Is(err, kind) {
-				kinds = append(kinds, kind)
-			}
-		}
-		s.broken = s.failure(nil, fmt.Sprintf("closed for writing: %v", err), kinds...)
+		kinds := slices.DeleteFunc(slices.Clone(err.kinds), func(kind error) bool {
+			return kind == ErrStoreUncertain || kind == ErrStoreFailed
+		})
+		s.broken = s.failure(nil, "closed for writing, because earlier: "+err.what(), append(kinds, ErrStoreFailed)...)
 	}
 	return err
 }

@@ -15,11 +15,15 @@ type boltError struct {
 }
 
 func (e *boltError) Error() string {
-	text := fmt.Sprintf("%v: %s: %s", e.kinds[0], e.file, e.text)
-	if e.cause != nil {
-		text += ": " + e.cause.Error()
+	return fmt.Sprintf("%v: %s: %s", e.kinds[0], e.file, e.what())
+}
+
+// what returns what happened.
+func (e *boltError) what() string {
+	if e.cause == nil {
+		return e.text
 	}
-	return text
+	return e.text + ": " + e.cause.Error()
 }
 
 func (e *boltError) Unwrap() []error {

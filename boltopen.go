@@ -31,6 +31,10 @@ const (
 	// mapSize is how much of the address space the file gets at first. Only
 	// when it outgrows that do writers wait for readers.
 	mapSize = 64 << 20
+
+	// growSize is how much a file grows at a time: enough that its new length,
+	// which has to be synced, is a small part of the cost.
+	growSize = 4 << 20
 )
 
 // OpenBolt opens the key store in the file at path, or creates it, readable for
@@ -182,6 +186,7 @@ func (s *BoltStore) open(opts *bbolt.Options) error {
 	default:
 		return s.failure(err, "it cannot be opened", ErrStoreFailed)
 	}
+	s.db.AllocSize = growSize
 	s.pageSize = s.db.Info().PageSize
 	return nil
 }

@@ -250,6 +250,7 @@ func (s *BoltStore) Close() error {
 		s.mu.Unlock()
 		return nil
 	}
+	broken := s.broken != nil // all that is queued will be told so
 	s.closed = true
 	s.queue = append(s.queue, flushed)
 	lead := !s.leading
@@ -259,6 +260,9 @@ func (s *BoltStore) Close() error {
 		s.lead(flushed)
 	}
 	err := s.wait(context.Background(), flushed) // everything queued before it is done, nothing comes after it
+	if broken {
+		err = nil
+	}
 	return errors.Join(err, s.closeFile())
 }
 

@@ -71,11 +71,11 @@ type result struct {
 func (c *Client) operate(req *http.Request, p *Provider, key chosenKey) (*http.Response, error) {
 	f, err := c.prepare(req, p, key)
 	if err != nil {
-		return nil, c.refuse(key, err)
+		return nil, c.refuse(req, key, err)
 	}
 	f, joined, err := c.join(req.Context(), f, key.op)
 	if err != nil {
-		return nil, c.refuse(key, err)
+		return nil, c.refuse(req, key, err)
 	}
 	if !joined {
 		go f.run(nil)
@@ -98,13 +98,24 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 }
 
 // refuse returns the error of a request that never became part of an operation.
-func (c *Client) refuse(key chosenKey, err error) error {
-	info := Info{ID: ID{Key: key.key}, Outcome: NotSent, Detail: detail(err)}
+// It was not sent; but with a key that was used before, the operation may have
+// been.
+func (c *Client) refuse(req *http.Request, key chosenKey, err error) error {
+	info := Info{ID: ID{Key: key.key}, Method: req.Method, Outcome: NotSent, Detail: detail(err)}
+	if key.given && !errors.Is(err, ErrKeyInvalid) && !errors.Is(err, ErrKeyReused) {
+		earlier, findErr := c.Lookup(context.WithoutCancel(req.Context()), key.key)
+		switch {
+		case findErr != nil:
+			info.Outcome, info.NotRecorded = Unknown, true
+		case len(earlier) > 0:
+			info = earlier[0]
+		}
+	}
 	if key.op != nil {
 		info.Metadata = key.op.op.Metadata
 		key.op.refuse(info)
 	}
-	return &OperationError{Key: key.key, Outcome: NotSent, Err: err}
+	return &OperationError{Key: key.key, Attempts: info.Attempts, Outcome: info.Outcome, NotBefore: info.NotBefore, Err: err}
 }
 
 // left returns the error of a caller that leaves a flight to the others.

@@ -109,13 +109,13 @@ type pass struct {
 	ctx   context.Context
 	began time.Time
 
-	queues  map[string]chan Record // by origin; of the dispatcher
+	queues  map[string]chan Record // by origin
+	late    []Record               // suspects: to be run alone, at the end
 	workers sync.WaitGroup
 
 	mu    sync.Mutex // guards the following
 	sum   Summary
 	ended map[string]bool // origin and scope at which the pass has ended
-	late  []Record        // suspects: to be run alone, at the end
 }
 
 func (p *pass) run() error {
@@ -156,7 +156,13 @@ func (p *pass) dispatch() error {
 		for _, rec := range page {
 			after = rec.Seq
 			older = older || !rec.FirstSent.After(p.began)
-			if p.due(&rec) {
+			switch {
+			case p.c.isFlying(rec.ID):
+				p.count(func(s *Summary) { s.Held++ })
+			case !p.due(&rec):
+			case rec.Claims >= poisonAlone:
+				p.late = append(p.late, rec)
+			default:
 				p.give(rec)
 			}
 		}
@@ -171,7 +177,7 @@ func (p *pass) dispatch() error {
 func (p *pass) due(rec *Record) bool {
 	c := p.c
 	switch {
-	case c.isFlying(rec.ID), rec.Outcome.answered() && c.isHeld(rec.ID):
+	case rec.Outcome.answered() && c.isHeld(rec.ID):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
 	case rec.Outcome == Unknown && p.h.Before == nil && !p.tells(rec):
@@ -179,11 +185,6 @@ func (p *pass) due(rec *Record) bool {
 		return false
 	case rec.Outcome != Unknown && rec.NotBefore.After(c.clock.now()):
 		p.postponed(rec.NotBefore)
-		return false
-	case rec.Claims >= poisonAlone:
-		p.mu.Lock()
-		p.late = append(p.late, *rec)
-		p.mu.Unlock()
 		return false
 	}
 	return true
@@ -279,13 +280,21 @@ func (p *pass) handle(rec Record) {
 		return
 	}
 	defer f.landOnce()
-	// What the list said may have changed before the flight was entered.
+	// What was listed may be settled, held or told since: only the record as
+	// it is now counts, as nobody else can change it any more.
 	now, err := p.c.store.Get(p.ctx, rec.ID)
-	if errors.Is(err, ErrNotFound) || err == nil && (now.Epoch != rec.Epoch || now.Acked) {
+	switch {
+	case errors.Is(err, ErrNotFound), err == nil && now.Acked:
 		return
-	}
-	if err != nil {
+	case err != nil:
 		p.unreadable(f, err)
+		return
+	case now.Epoch != rec.Epoch || now.Outcome != rec.Outcome || now.NotBefore != rec.NotBefore:
+		rec = *now
+		rec.Request, rec.Answer = nil, nil
+		f.take(rec)
+	}
+	if !p.due(&rec) {
 		return
 	}
 	if rec.Outcome.answered() {

@@ -382,7 +382,10 @@ func (a *call) health(ctx context.Context) health {
 // err returns the error of a call that ended without a response.
 func (a *call) err() error {
 	switch {
-	case a.why == nil, errors.Is(a.why, errAttempts):
+	case a.why == nil || errors.Is(a.why, errAttempts):
+		if a.last.err == nil {
+			return fmt.Errorf("oncehttp: no answer that settles the operation, last status %d", a.last.status())
+		}
 		return a.last.err
 	case a.last.err == nil, errors.Is(a.why, context.Canceled), errors.Is(a.why, context.DeadlineExceeded), errors.Is(a.why, ErrClosed):
 		return a.why

@@ -136,7 +136,11 @@ func (f *flight) unsettled(a *call) {
 		f.giveUp(reason, a.why)
 		return
 	}
-	f.giveUp(reason, a.err())
+	cause := a.err()
+	if f.ctx.Err() != nil {
+		cause = context.Cause(f.ctx)
+	}
+	f.giveUp(reason, cause)
 }
 
 // giveUp makes the operation unknown, durably, and tells it. With a response in
