@@ -1,0 +1,289 @@
+package oncehttp
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// place names where credentials are refused or missing.
+func place(id ID) string { return id.Origin + " " + id.Scope }
+
+// handle finishes one operation, as far as that is possible.
+func (p *pass) handle(rec Record) {
+	p.mu.Lock()
+	ended := p.ended[place(rec.ID)]
+	p.mu.Unlock()
+	if ended && !rec.Outcome.answered() {
+		p.postponed(p.c.clock.now().Add(postponeBase))
+		return
+	}
+	f, err := p.c.resumption(p.ctx, &rec)
+	if err != nil {
+		p.failed(&rec, err)
+		return
+	}
+	defer f.limits.release()
+	defer f.cancel(nil)
+	if !p.c.enter(f) {
+		p.count(func(s *Summary) { s.Held++ })
+		return
+	}
+	defer f.landOnce()
+	// What was listed may be settled, held or told since: only the record as
+	// it is now counts, as nobody else can change it any more.
+	now, err := p.c.store.Get(p.ctx, rec.ID)
+	switch {
+	case errors.Is(err, ErrNotFound), err == nil && now.Acked:
+		return
+	case err != nil:
+		p.unreadable(f, err)
+		return
+	case now.Epoch != rec.Epoch || now.Outcome != rec.Outcome || now.NotBefore != rec.NotBefore:
+		rec = *now
+		rec.Request, rec.Answer = nil, nil
+		f.take(rec)
+	}
+	if !p.due(&rec) {
+		return
+	}
+	if rec.Outcome.answered() {
+		p.handOver(f, now)
+		return
+	}
+	if !p.decide(f, &rec) {
+		return
+	}
+	if err := f.load(now); err != nil {
+		p.unreadable(f, err)
+		return
+	}
+	p.send(f)
+}
+
+// decide asks what becomes of an unfinished operation; it reports whether it is
+// to be sent.
+func (p *pass) decide(f *flight, rec *Record) bool {
+	pending := rec.Outcome == Undecided
+	rule, err := NoReason, error(nil)
+	switch {
+	case rec.Era != p.c.session.Era:
+		rule, err = ReasonClock, fmt.Errorf("the clock went back: %w", ErrWindowClosed)
+	case p.c.windowClosed(rec):
+		rule, err = ReasonWindow, ErrWindowClosed
+	case pending && rec.Claims >= poisonLimit:
+		rule, err = ReasonPoison, fmt.Errorf("the process died %d times while working on the operation", rec.Claims)
+	}
+	if rule != NoReason {
+		if pending {
+			p.makeUnknown(f, rule, err)
+		} else {
+			p.tell(f)
+		}
+		return false
+	}
+	decision := Hold
+	if pending {
+		decision = Send
+	}
+	if p.h.Before != nil {
+		if err := p.protect(func() error { decision = p.h.Before(p.ctx, f.info()); return nil }); err != nil {
+			p.failed(rec, err)
+			return false
+		}
+	}
+	switch {
+	case decision == Send && rec.NotBefore.After(p.c.clock.now()): // the server asked for it
+		p.postponed(rec.NotBefore)
+	case decision == Send:
+		return true
+	case decision == Abandon && pending:
+		p.makeUnknown(f, ReasonAbandoned, errors.New("abandoned"))
+	case pending:
+		p.count(func(s *Summary) { s.Held++ })
+	default:
+		p.tell(f)
+	}
+	return false
+}
+
+// send claims an operation, sends it, and hands its answer over.
+func (p *pass) send(f *flight) {
+	a := f.newCall()
+	permit, err := a.admit(f.ctx)
+	if err != nil { // the host rests: so does the operation
+		due := p.c.clock.now().Add(postponeBase)
+		if open, ok := errors.AsType[*CircuitOpenError](err); ok && !open.Until.IsZero() {
+			due = p.c.clock.now().Add(time.Until(open.Until))
+		}
+		p.postponed(due)
+		return
+	}
+	a.permit = permit
+	defer func() { a.permit.done(ignored) }()
+	if retry := f.rec.Updated.After(p.c.started); !retry { // the first sending of this process
+		f.limits.budget.deposit(time.Now())
+	} else if !f.limits.budget.withdraw(time.Now()) {
+		p.postponed(p.c.clock.now().Add(postponeBase))
+		return
+	}
+	if err := f.claim(); err != nil {
+		p.notMine(&f.rec, err)
+		return
+	}
+	func() {
+		defer f.rescue()
+		f.exchange(a)
+	}()
+	switch res := &f.res; {
+	case res.panic != nil:
+		p.failed(&f.rec, fmt.Errorf("%v", res.panic))
+		if f.rec.Outcome == Unknown {
+			p.tell(f)
+		}
+	case res.info.NotRecorded:
+		p.failed(&f.rec, errors.New(res.info.Detail))
+	case f.rec.Outcome.answered():
+		p.deliver(f)
+	case f.rec.Outcome == Unknown:
+		p.tell(f)
+	default:
+		if a.verdict.reason == ReasonRefused || errors.Is(a.last.err, ErrNoCredentials) {
+			p.end(f.id)
+		}
+		p.postponed(f.rec.NotBefore)
+	}
+}
+
+// end ends the pass for an origin and scope: what is wrong with one operation's
+// credentials there is wrong with all.
+func (p *pass) end(id ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ended[place(id)] {
+		p.ended[place(id)] = true
+		p.sum.Ended = append(p.sum.Ended, id.Origin)
+	}
+}
+
+// notMine counts an operation that could not be claimed.
+func (p *pass) notMine(rec *Record, err error) {
+	if errors.Is(err, ErrInProgress) || errors.Is(err, ErrFenced) || errors.Is(err, ErrNotFound) {
+		p.count(func(s *Summary) { s.Held++ })
+		return
+	}
+	p.failed(rec, err)
+}
+
+// handOver gives an answer that is already stored to the handler.
+func (p *pass) handOver(f *flight, now *Record) {
+	f.rec = *now
+	if err := f.claim(); err != nil {
+		p.notMine(&f.rec, err)
+		return
+	}
+	f.rec.Answer = now.Answer // for Ack, which keeps it for a while
+	res := result{info: f.info()}
+	res.info.Replayed = true
+	answer, err := p.c.answerOf(now)
+	switch {
+	case err == nil:
+		res.resp, res.body = answer.response(), answer.Body
+	case errors.Is(err, ErrNotRetained): // its body is an error, never empty
+		answer.Status = now.Status
+		res.resp = answer.response()
+		res.stream = &stream{Reader: notRetained{err}, body: http.NoBody, end: f.cancel}
+	default:
+		p.failed(now, err)
+		return
+	}
+	f.publish(res)
+	p.deliver(f)
+}
+
+// deliver gives the answer of a flight to the handler, and acknowledges it.
+func (p *pass) deliver(f *flight) {
+	rec := f.rec
+	resp, err := f.res.response(f.template)
+	if err == nil {
+		err = p.protect(func() error { return p.h.Settled(p.ctx, f.res.info, resp) })
+		resp.Body.Close()
+	}
+	if err == nil {
+		if err = p.c.ack(f.writes(), rec); err == nil {
+			p.count(func(s *Summary) { s.Settled++ })
+			return
+		}
+	}
+	p.failed(&rec, err)
+	again := f.next(rec.Outcome)
+	again.Status = rec.Status
+	again.Epoch++
+	again.Owner, again.Claims = "", 0
+	again.NotBefore = f.c.clock.now().Add(postponeBase)
+	again.Answer = nil // stays as stored
+	if err := p.c.store.Save(f.writes(), again); err != nil {
+		p.failed(&rec, err)
+	}
+	p.count(func(s *Summary) { s.NextDue = earliest(s.NextDue, again.NotBefore) })
+}
+
+// makeUnknown ends a pending operation by a rule, and tells the handler.
+func (p *pass) makeUnknown(f *flight, reason Reason, cause error) {
+	if err := f.claim(); err != nil {
+		p.notMine(&f.rec, err)
+		return
+	}
+	f.giveUp(reason, cause)
+	if f.res.info.NotRecorded {
+		p.failed(&f.rec, cause)
+		return
+	}
+	p.tell(f)
+}
+
+// tell tells the handler of an unknown operation.
+func (p *pass) tell(f *flight) {
+	p.count(func(s *Summary) { s.Unknown++ })
+	if !p.tells(&f.rec) {
+		return
+	}
+	if err := p.protect(func() error { return p.h.Unknown(p.ctx, f.info()) }); err != nil {
+		p.failed(&f.rec, err)
+		return
+	}
+	told := f.rec
+	told.Told = true
+	told.Epoch++
+	told.Owner = p.c.session.Owner
+	told.Updated = p.c.clock.now()
+	if err := p.c.store.Save(f.writes(), told); err != nil {
+		p.notMine(&f.rec, err)
+	}
+}
+
+// unreadable sets an operation aside whose record cannot be read. A missing
+// sealing key is a matter of configuration: the operation stays as it is.
+func (p *pass) unreadable(f *flight, err error) {
+	if errors.Is(err, ErrDamaged) && f.rec.Outcome == Undecided {
+		p.makeUnknown(f, ReasonUnreadable, err)
+		return
+	}
+	p.failed(&f.rec, err)
+}
+
+// notRetained is the body of an answer whose body was not kept.
+type notRetained struct{ err error }
+
+func (n notRetained) Read([]byte) (int, error) { return 0, n.err }
+
+// protect calls user code; its panic is an error.
+func (p *pass) protect(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("oncehttp: handler panicked: %v", v)
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,108 @@
+package oncehttp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+)
+
+// resumption makes the flight of a record from a listing: it knows what the
+// operation is, not yet its request.
+func (c *Client) resumption(ctx context.Context, rec *Record) (*flight, error) {
+	f := &flight{
+		c: c, id: rec.ID, fingerprint: rec.Fingerprint, rec: *rec, before: rec.Attempts,
+		resumed: true, fromStore: true, waiters: 1, trace: c.tracerFor(ctx), answered: make(chan struct{}),
+	}
+	meta, err := c.openMeta(rec)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(meta.URL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: URL", ErrDamaged)
+	}
+	f.meta = meta
+	f.p = c.provider(u)
+	f.ctx, f.cancel = context.WithCancelCause(withoutHandle(ctx))
+	f.template = (&http.Request{
+		Method: meta.Method, URL: u, Host: meta.Host, Header: make(http.Header),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(f.ctx)
+	if f.template.Host == "" {
+		f.template.Host = u.Host
+	}
+	if f.deadline, f.endless = ctx.Deadline(); true {
+		f.endless = !f.endless
+	}
+	f.limits = c.limits.get(rec.Origin)
+	return f, nil
+}
+
+// load puts the stored request into a flight.
+func (f *flight) load(rec *Record) error {
+	part, err := f.c.seal.open(rec.ID, "request", rec.Request)
+	if err != nil {
+		return err
+	}
+	if part == nil {
+		return fmt.Errorf("%w: the request is missing", ErrDamaged)
+	}
+	r, err := decodeRequest(part)
+	if err != nil {
+		return err
+	}
+	f.body, f.hasBody, f.withheld = r.Body, r.HasBody, r.Withheld
+	f.template.Header = r.Header
+	f.template = f.newTemplate(f.template, rec.Key)
+	return nil
+}
+
+// enter registers a flight, unless there is one of the same operation, or the
+// client closes.
+func (c *Client) enter(f *flight) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.flights[f.id] != nil || c.idle != nil {
+		return false
+	}
+	c.flights[f.id] = f
+	return true
+}
+
+// isFlying reports whether an operation is in flight here.
+func (c *Client) isFlying(id ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.flights[id] != nil
+}
+
+// claim takes a record over, durably: from here on, a crash counts.
+func (f *flight) claim() error {
+	rec := f.rec
+	rec.Request, rec.Answer = nil, nil
+	rec.Epoch++
+	rec.Owner = f.c.session.Owner
+	rec.Claims++
+	rec.AckDue = true
+	rec.Updated = f.c.clock.now()
+	if !rec.Outcome.answered() {
+		rec.Uncertain = rec.Uncertain || rec.Outcome == Undecided
+		rec.Outcome, rec.Reason, rec.Told = Undecided, NoReason, false
+	}
+	if err := f.c.store.Save(f.writes(), rec); err != nil {
+		return err
+	}
+	f.take(rec)
+	return nil
+}
+
+// landOnce lands a resumed flight, and tells those who joined it.
+func (f *flight) landOnce() {
+	select {
+	case <-f.answered:
+	default:
+		f.publish(result{info: f.info(), err: fmt.Errorf("%w: it is being resumed", ErrInProgress)})
+	}
+	f.land()
+}
