@@ -226,26 +226,27 @@ func (s *BoltStore) examineTx(tx *bbolt.Tx) error {
 	if format := binary.BigEndian.Uint32(meta.Get(metaFormat)); format != storeFormat {
 		return s.failure(nil, fmt.Sprintf("has format %d, and this version knows %d; use a later version", format, storeFormat), ErrStoreVersion)
 	}
-	if synced, err := s.freelistSynced(tx.ID()); err != nil || synced {
+	root, synced, err := s.metaPage(tx.ID())
+	if err != nil || synced {
 		return err
 	}
-	// bbolt is about to read all pages in use, in a goroutine of its own, where
-	// nobody could recover from what it does at a damaged one. Read them here.
-	return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
-		return b.ForEach(func(_, _ []byte) error { return nil })
-	})
+	check := pageCheck{file: s.file, pageSize: uint64(s.pageSize), pages: uint64(tx.Size()) / uint64(s.pageSize), seen: make(map[uint64]bool)}
+	if err := check.bucket(root, true); err != nil {
+		return s.failure(err, "restore it from a backup", ErrDamaged)
+	}
+	return nil
 }
 
-// freelistSynced reports whether the list of free pages is in the file. Only
-// the meta page of the last transaction says so, which bbolt does not show:
-// after a page header of 16 bytes it has magic, version, page size, flags (4
-// bytes each), root bucket (16), and then the list's page, all ones for none.
-func (s *BoltStore) freelistSynced(txid int) (bool, error) {
-	var b [8]byte
-	if _, err := s.file.ReadAt(b[:], int64(txid%2*s.pageSize+16+16+16)); err != nil {
-		return false, s.failure(err, "it cannot be read", ErrStoreFailed)
+// metaPage returns the root bucket of the last transaction, and whether it wrote
+// which pages are free. Its meta page says that, which bbolt does not show: after
+// a page header it has magic, version, page size and flags (4 bytes each), the
+// bucket, and the page of the list of free ones, all ones for none.
+func (s *BoltStore) metaPage(txid int) (root []byte, synced bool, err error) {
+	var b [bucketHeader + 8]byte
+	if _, err := s.file.ReadAt(b[:], int64(txid%2*s.pageSize+pageHeader+4*4)); err != nil {
+		return nil, false, s.failure(err, "it cannot be read", ErrStoreFailed)
 	}
-	return binary.NativeEndian.Uint64(b[:]) != 1<<64-1, nil
+	return b[:bucketHeader], binary.NativeEndian.Uint64(b[bucketHeader:]) != 1<<64-1, nil
 }
 
 // load reads what the store needs to know of its file.

@@ -1,0 +1,307 @@
+package oncehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// countCommits makes the store count its commits, and call before at each.
+func countCommits(s *BoltStore, before func(n int)) (commits *int) {
+	commits = new(int)
+	s.commitTx = func(tx *bbolt.Tx) error {
+		*commits++
+		if before != nil {
+			before(*commits)
+		}
+		return tx.Commit()
+	}
+	return commits
+}
+
+func TestWritersShareACommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBolt(t)
+		release := make(chan bool)
+		commits := countCommits(s, func(n int) {
+			if n == 1 {
+				<-release
+			}
+		})
+		var group sync.WaitGroup
+		begin := func(key string) {
+			group.Go(func() {
+				if existing, err := s.Begin(t.Context(), boltRec(key)); existing != nil || err != nil {
+					t.Errorf("Begin of %s: %+v, %v", key, existing, err)
+				}
+			})
+		}
+		begin("first")
+		synctest.Wait()
+		for i := range 64 {
+			begin(fmt.Sprint(i))
+		}
+		synctest.Wait()
+		close(release)
+		group.Wait()
+		if *commits != 2 {
+			t.Errorf("%d commits, want 2", *commits)
+		}
+		if counts, _ := s.Counts(t.Context()); counts.Pending != 65 {
+			t.Errorf("%d pending, want 65", counts.Pending)
+		}
+		s.Close()
+	})
+}
+
+func TestLongQueueIsCommittedInBoundedGroupsAndOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBolt(t)
+		r := boltRec("k")
+		mustBegin(t, s, r)
+		release := make(chan bool)
+		commits := countCommits(s, func(n int) {
+			if n == 1 {
+				<-release
+			}
+		})
+		go s.Save(t.Context(), r)
+		synctest.Wait()
+		var told []int
+		for i := range 3 * maxGroup {
+			r.Attempts = i
+			s.SaveSoon(r, func(err error) {
+				if err != nil {
+					t.Error(err)
+				}
+				told = append(told, i)
+			})
+		}
+		r.Attempts = -1
+		saved := make(chan error)
+		go func() { saved <- s.Save(t.Context(), r) }()
+		synctest.Wait()
+		close(release)
+		if err := <-saved; err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if *commits != 1+3+1 {
+			t.Errorf("%d commits, want 5", *commits)
+		}
+		if len(told) != 3*maxGroup || !slices.IsSorted(told) {
+			t.Errorf("%d lazy writes told, in order: %v", len(told), slices.IsSorted(told))
+		}
+		if got, _ := s.Get(t.Context(), r.ID); got.Attempts != -1 {
+			t.Errorf("%d attempts, want those of the last write", got.Attempts)
+		}
+		s.Close()
+	})
+}
+
+func TestLazyWriteAloneIsCommittedWhenIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBolt(t)
+		r := boltRec("k")
+		mustBegin(t, s, r)
+		commits := countCommits(s, nil)
+		start := time.Now()
+		done := make(chan error)
+		r.Attempts = 1
+		s.SaveSoon(r, func(err error) { done <- err })
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != idleFlush {
+			t.Errorf("took %v, want %v", took, idleFlush)
+		}
+
+		// With company it does not wait.
+		start = time.Now()
+		r.Attempts = 2
+		s.SaveSoon(r, func(err error) { done <- err })
+		mustBegin(t, s, boltRec("other"))
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != 0 || *commits != 2 {
+			t.Errorf("took %v and %d commits, want none and 2 in all", took, *commits)
+		}
+		s.Close() // the bubble fails if anything is left running
+	})
+}
+
+func TestContextEndingInTheQueueWithdraws(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBolt(t)
+		release := make(chan bool)
+		countCommits(s, func(n int) {
+			if n == 1 {
+				<-release
+			}
+		})
+		begin := func(ctx context.Context, key string) chan error {
+			done := make(chan error, 1)
+			go func() {
+				_, err := s.Begin(ctx, boltRec(key))
+				done <- err
+			}()
+			synctest.Wait()
+			return done
+		}
+		cause := errors.New("the cause")
+		running, cancelRunning := context.WithCancelCause(t.Context())
+		waiting, cancelWaiting := context.WithCancelCause(t.Context())
+		a, b, c := begin(running, "running"), begin(waiting, "waiting"), begin(t.Context(), "patient")
+		cancelRunning(cause)
+		cancelWaiting(cause)
+		if err := <-b; err != cause {
+			t.Errorf("a Begin that has not begun: %v, want the context's cause", err)
+		}
+		synctest.Wait()
+		select {
+		case err := <-a:
+			t.Errorf("a Begin that has begun was not waited for: %v", err)
+		default:
+		}
+		close(release)
+		if err := <-a; err != nil {
+			t.Errorf("a Begin that has begun: %v", err)
+		}
+		if err := <-c; err != nil {
+			t.Errorf("a Begin behind one that was withdrawn: %v", err)
+		}
+		if _, err := s.Get(t.Context(), boltRec("waiting").ID); !errors.Is(err, ErrNotFound) {
+			t.Errorf("the withdrawn Begin: %v, want ErrNotFound", err)
+		}
+		s.Close()
+	})
+}
+
+func TestFailedCommitChangesNothingAndTheNextWorks(t *testing.T) {
+	s := newBolt(t)
+	full := errors.New("no space left on device")
+	s.commitTx = func(tx *bbolt.Tx) error { return full }
+	_, err := s.Begin(t.Context(), boltRec("a"))
+	if !errors.Is(err, ErrStoreFailed) || !errors.Is(err, full) || errors.Is(err, ErrStoreUncertain) {
+		t.Errorf("Begin: %v, want ErrStoreFailed and its cause", err)
+	}
+	if _, err := s.Get(t.Context(), boltRec("a").ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("Get: %v, want ErrNotFound", err)
+	}
+	s.commitTx = (*bbolt.Tx).Commit
+	mustBegin(t, s, boltRec("a"))
+	checkCounts(t, s)
+}
+
+func TestUncertainCommitClosesTheStoreForWriting(t *testing.T) {
+	s := newBolt(t)
+	s.commitTx = func(tx *bbolt.Tx) error {
+		return errors.Join(tx.Commit(), errors.New("the last sync failed"))
+	}
+	if _, err := s.Begin(t.Context(), boltRec("a")); !errors.Is(err, ErrStoreUncertain) || errors.Is(err, ErrStoreFailed) {
+		t.Errorf("Begin: %v, want ErrStoreUncertain and not ErrStoreFailed", err)
+	}
+	if _, err := s.Begin(t.Context(), boltRec("b")); !errors.Is(err, ErrStoreFailed) {
+		t.Errorf("next Begin: %v, want ErrStoreFailed", err)
+	}
+	if _, err := s.Get(t.Context(), boltRec("a").ID); err != nil {
+		t.Errorf("reading: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	again := openBolt(t, s.path)
+	mustBegin(t, again, boltRec("b"))
+	checkCounts(t, again)
+}
+
+func TestPanicInCommitIsAnError(t *testing.T) {
+	s := newBolt(t)
+	mustBegin(t, s, boltRec("a"))
+	s.commitTx = func(tx *bbolt.Tx) error { panic("page 7 already freed") }
+	if _, err := s.Begin(t.Context(), boltRec("b")); !errors.Is(err, ErrStoreFailed) || !errors.Is(err, ErrDamaged) {
+		t.Errorf("Begin: %v, want ErrStoreFailed and ErrDamaged", err)
+	}
+	s.commitTx = (*bbolt.Tx).Commit
+	if _, err := s.Begin(t.Context(), boltRec("b")); !errors.Is(err, ErrStoreFailed) {
+		t.Errorf("next Begin: %v, want ErrStoreFailed", err)
+	}
+	if _, err := s.Get(t.Context(), boltRec("a").ID); err != nil {
+		t.Errorf("reading: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	mustBegin(t, openBolt(t, s.path), boltRec("b"))
+}
+
+func TestFaultOfOneWriteSparesItsGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBolt(t)
+		release := make(chan bool)
+		countCommits(s, func(n int) {
+			if n == 1 {
+				<-release
+			}
+		})
+		results := make(map[string]error)
+		var mu sync.Mutex
+		var group sync.WaitGroup
+		run := func(name string, do func() error) {
+			group.Go(func() {
+				err := do()
+				mu.Lock()
+				results[name] = err
+				mu.Unlock()
+			})
+			synctest.Wait()
+		}
+		begin := func(key string) func() error {
+			return func() error { _, err := s.Begin(t.Context(), boltRec(key)); return err }
+		}
+		run("first", begin("first"))
+		run("good", begin("good"))
+		run("panics", func() error {
+			return s.write(t.Context(), func(tx *boltTx) error {
+				tx.put(tx.meta, []byte("half"), []byte("done"))
+				panic("a damaged page")
+			})
+		})
+		run("faulty", func() error {
+			return s.write(t.Context(), func(tx *boltTx) error {
+				tx.put(tx.meta, []byte("half"), []byte("done"))
+				tx.put(tx.meta, nil, nil) // an empty key is refused
+				return nil
+			})
+		})
+		run("last", begin("last"))
+		close(release)
+		group.Wait()
+		for _, name := range []string{"first", "good", "last"} {
+			if results[name] != nil {
+				t.Errorf("%s: %v", name, results[name])
+			}
+		}
+		for _, name := range []string{"panics", "faulty"} {
+			if !errors.Is(results[name], ErrStoreFailed) {
+				t.Errorf("%s: %v, want ErrStoreFailed", name, results[name])
+			}
+		}
+		s.read(t.Context(), func(tx *boltTx) error {
+			if tx.meta.Get([]byte("half")) != nil {
+				t.Error("half a write was committed")
+			}
+			return nil
+		})
+		checkCounts(t, s)
+		s.Close()
+	})
+}

@@ -1,0 +1,388 @@
+package oncehttp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.etcd.io/bbolt"
+)
+
+func TestReplacedFileIsNotWritten(t *testing.T) {
+	for name, replace := range map[string]func(path string, old []byte) error{
+		"deleted": func(path string, old []byte) error { return os.Remove(path) },
+		"renamed over": func(path string, old []byte) error {
+			return errors.Join(os.WriteFile(path+"2", old, 0o600), os.Rename(path+"2", path))
+		},
+		"restored in place": func(path string, old []byte) error { return os.WriteFile(path, old, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if runtime.GOOS == "windows" {
+				t.Skip("open files cannot be replaced there")
+			}
+			s := newBolt(t)
+			mustBegin(t, s, boltRec("a"))
+			old, err := os.ReadFile(s.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustBegin(t, s, boltRec("b"))
+			if err := replace(s.path, old); err != nil {
+				t.Fatal(err)
+			}
+			before, _ := os.ReadFile(s.path)
+			for range 2 {
+				if _, err := s.Begin(t.Context(), boltRec("c")); !errors.Is(err, ErrStoreReplaced) || !errors.Is(err, ErrStoreFailed) {
+					t.Errorf("Begin: %v, want ErrStoreReplaced", err)
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if after, _ := os.ReadFile(s.path); !bytes.Equal(before, after) {
+				t.Error("the file was written")
+			}
+		})
+	}
+}
+
+func TestSecondOpeningIsLockedOut(t *testing.T) {
+	s := newBolt(t)
+	if _, err := OpenBolt(s.path); !errors.Is(err, ErrStoreLocked) {
+		t.Errorf("second OpenBolt: %v, want ErrStoreLocked", err)
+	}
+	mustBegin(t, s, boltRec("a"))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	openBolt(t, s.path)
+}
+
+func TestOneOfManyCreatesTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "once.db")
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var opened []*BoltStore
+	for range 8 {
+		group.Go(func() {
+			s, err := OpenBolt(path)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				opened = append(opened, s)
+			} else if !errors.Is(err, ErrStoreLocked) {
+				t.Errorf("OpenBolt: %v", err)
+			}
+		})
+	}
+	group.Wait()
+	if len(opened) != 1 {
+		t.Fatalf("%d have it open, want 1", len(opened))
+	}
+	mustBegin(t, opened[0], boltRec("a")) // it is the file at path
+	opened[0].Close()
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left in the directory: %v, %v", entries, err)
+	}
+	if info, _ := os.Stat(path); runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, want 0600", info.Mode())
+	}
+}
+
+// filled returns the content of a file with open and acknowledged records.
+// unsynced leaves out which pages are free, as after a crash.
+func filled(t *testing.T, unsynced bool) []byte {
+	t.Helper()
+	s := newBolt(t)
+	err := s.write(t.Context(), func(tx *boltTx) error {
+		for i := range 300 {
+			r := boltRec(fmt.Sprint("key", i))
+			tx.begin(&r, newPart(make([]byte, i*20)), nil)
+			if r.Acked = i%3 == 0; r.Acked {
+				tx.save(&r, nil, newPart([]byte("answer")))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unsynced {
+		s.commitTx = func(tx *bbolt.Tx) error {
+			s.db.NoFreelistSync = true
+			return tx.Commit()
+		}
+	}
+	mustBegin(t, s, boltRec("one more"))
+	if _, err := s.Find(t.Context(), ""); err != nil { // sees how much of the file is used
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b[:s.extent]
+}
+
+func TestFileThatCannotBeOpenedIsLeftAsItIs(t *testing.T) {
+	good := filled(t, false)
+	edited := func(edit func(b []byte) []byte) []byte { return edit(bytes.Clone(good)) }
+	foreign := filepath.Join(t.TempDir(), "foreign.db")
+	for _, test := range []struct {
+		name    string
+		content []byte
+		want    error
+	}{
+		{"empty", []byte{}, ErrDamaged},
+		{"text", []byte(strings.Repeat("not a database\n", 2000)), ErrDamaged},
+		{"short text", []byte("hello"), ErrDamaged},
+		{"zeros", make([]byte, 1<<16), ErrDamaged},
+		{"both metas zeroed", edited(func(b []byte) []byte { clear(b[:8192]); return b }), ErrDamaged},
+		{"cut to half", edited(func(b []byte) []byte { return b[:len(b)/2&^4095] }), ErrDamaged},
+		{"cut to the metas", edited(func(b []byte) []byte { return b[:8192] }), ErrDamaged},
+		{"cut to one page", edited(func(b []byte) []byte { return b[:4096] }), ErrDamaged},
+		{"all but the metas zeroed", edited(func(b []byte) []byte { clear(b[8192:]); return b }), ErrDamaged},
+		{"another program's", bboltFile(t, foreign, func(tx *bbolt.Tx) error {
+			_, err := tx.CreateBucket([]byte("theirs"))
+			return err
+		}), ErrStoreVersion},
+		{"a later format", bboltFile(t, foreign+"2", func(tx *bbolt.Tx) error {
+			meta, err := tx.CreateBucket(bucketMeta)
+			return errors.Join(err, meta.Put(metaFormat, binary.BigEndian.AppendUint32(nil, storeFormat+1)))
+		}), ErrStoreVersion},
+	} {
+		path := filepath.Join(t.TempDir(), "once.db")
+		if err := os.WriteFile(path, test.content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenBolt(path)
+		if err == nil {
+			s.Close()
+		}
+		if !errors.Is(err, test.want) || !strings.Contains(fmt.Sprint(err), path) {
+			t.Errorf("%s: %v, want %v and the file's name", test.name, err, test.want)
+		}
+		if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, test.content) {
+			t.Errorf("%s: the file was changed (%v)", test.name, err)
+		}
+		if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
+			t.Errorf("%s: left in the directory: %v, %v", test.name, entries, err)
+		}
+	}
+}
+
+func bboltFile(t *testing.T, path string, fill func(*bbolt.Tx) error) []byte {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(db.Update(fill), db.Close())
+	b, readErr := os.ReadFile(path)
+	if err := errors.Join(err, readErr); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestPathThatIsNoFileIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	shared := filepath.Join(dir, "shared.db")
+	if err := os.WriteFile(shared, filled(t, false), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	dangling := filepath.Join(dir, "dangling.db")
+	if err := os.Symlink(filepath.Join(dir, "nowhere"), dangling); err != nil {
+		t.Skip(err)
+	}
+	for path, hint := range map[string]string{
+		"":                                       "empty path",
+		dir:                                      "is a directory",
+		filepath.Join(dir, "missing", "once.db"): "no such file",
+		dangling:                                 "no such file",
+		os.DevNull:                               "not a regular file",
+		shared:                                   "chmod 600",
+	} {
+		s, err := OpenBolt(path)
+		if err == nil {
+			s.Close()
+		}
+		if runtime.GOOS != "windows" && (!errors.Is(err, ErrStoreFailed) || !strings.Contains(err.Error(), hint)) {
+			t.Errorf("OpenBolt(%q): %v, want ErrStoreFailed and %q", path, err, hint)
+		}
+	}
+}
+
+func TestLinkedFileIsOpened(t *testing.T) {
+	s := newBolt(t)
+	mustBegin(t, s, boltRec("a"))
+	s.Close()
+	link := s.path + ".link"
+	if err := os.Symlink(s.path, link); err != nil {
+		t.Skip(err)
+	}
+	linked := openBolt(t, link)
+	mustBegin(t, linked, boltRec("b"))
+	if _, err := OpenBolt(s.path); !errors.Is(err, ErrStoreLocked) {
+		t.Errorf("opened by its other name: %v, want ErrStoreLocked", err)
+	}
+}
+
+// TestDamagedFileNeverEndsTheProcess damages files at random: whatever happens
+// is an error of the store, and the process goes on.
+func TestDamagedFileNeverEndsTheProcess(t *testing.T) {
+	for _, unsynced := range []bool{false, true} {
+		good := filled(t, unsynced)
+		random := rand.New(rand.NewPCG(7, 8))
+		refused, failed := 0, 0
+		for range 25 {
+			b := bytes.Clone(good)
+			for range 1 + random.IntN(20) {
+				at := random.IntN(len(b))
+				switch random.IntN(3) {
+				case 0:
+					b[at] ^= 1 << random.IntN(8)
+				case 1: // a page's header, mostly
+					b[at&^4095+random.IntN(64)] = byte(random.Uint32())
+				case 2:
+					clear(b[at:min(at+random.IntN(3000), len(b))])
+				}
+			}
+			path := filepath.Join(t.TempDir(), "once.db")
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := useFile(path); err != nil {
+				failed++
+			}
+			if s, err := OpenBolt(path); err != nil {
+				refused++
+			} else {
+				s.Close()
+			}
+		}
+		t.Logf("unsynced %v: of %d damaged files %d had errors, %d could not be opened afterwards", unsynced, 25, failed, refused)
+	}
+}
+
+// useFile does what there is to do with a store, and returns the errors.
+func useFile(path string) error {
+	ctx := context.Background()
+	s, err := OpenBolt(path)
+	if err != nil {
+		return typed(err)
+	}
+	var errs []error
+	add := func(err error) { errs = append(errs, typed(err)) }
+	_, err = s.List(ctx, 0, 1000)
+	add(err)
+	for i := range 300 {
+		r := boltRec(fmt.Sprint("key", i))
+		_, err := s.Get(ctx, r.ID)
+		add(err)
+		if i%30 == 0 {
+			_, err = s.Begin(ctx, boltRec(fmt.Sprint("new", i)))
+			add(err)
+			add(s.Save(ctx, r))
+			_, err = s.Find(ctx, r.Key)
+			add(err)
+			add(s.Delete(ctx, r))
+		}
+	}
+	_, _, err = s.Purge(ctx, boltRec("").Updated.AddDate(1, 0, 0), 1000)
+	add(err)
+	s.Close()
+	return errors.Join(errs...)
+}
+
+// typed panics on an error that a caller could not tell.
+func typed(err error) error {
+	for _, kind := range []error{nil, ErrDamaged, ErrStoreFailed, ErrStoreVersion, ErrStoreUncertain, ErrNotFound, ErrFenced} {
+		if errors.Is(err, kind) {
+			return err
+		}
+	}
+	panic(err)
+}
+
+func TestFileCutShortWhileOpenIsAnError(t *testing.T) {
+	for _, size := range []int64{0, 4096, 8192, 5 * 4096} {
+		path := filepath.Join(t.TempDir(), "once.db")
+		if err := os.WriteFile(path, filled(t, false), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := openBolt(t, path)
+		if err := os.Truncate(path, size); err != nil {
+			t.Skip(err)
+		}
+		if _, err := s.Get(t.Context(), boltRec("key1").ID); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Get from %d bytes: %v, want ErrDamaged", size, err)
+		}
+		if _, err := s.Begin(t.Context(), boltRec("new")); !errors.Is(err, ErrDamaged) || !errors.Is(err, ErrStoreFailed) {
+			t.Errorf("Begin in %d bytes: %v, want ErrDamaged and ErrStoreFailed", size, err)
+		}
+		s.Close()
+	}
+}
+
+func TestDamagedRecordIsTellableAndReplaceable(t *testing.T) {
+	s := newBolt(t)
+	for _, key := range []string{"a", "bad head", "bad body", "z"} {
+		mustBegin(t, s, boltRec(key))
+	}
+	damage := func(key string, offset func(v []byte) int) {
+		t.Helper()
+		err := s.write(t.Context(), func(tx *boltTx) error {
+			seq := tx.keys.Get(encodeID(boltRec(key).ID))[1:]
+			v := bytes.Clone(tx.open.Get(seq))
+			v[offset(v)] ^= 1
+			tx.put(tx.open, bytes.Clone(seq), v)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	damage("bad head", func([]byte) int { return recordPrefix + 1 })
+	damage("bad body", func(v []byte) int { return len(v) - checksumSize - 1 })
+	bad := boltRec("bad head")
+
+	if _, err := s.Get(t.Context(), bad.ID); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Get: %v, want ErrDamaged", err)
+	}
+	if _, err := s.Get(t.Context(), boltRec("bad body").ID); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Get with a damaged body: %v, want ErrDamaged", err)
+	}
+	if existing, err := s.Begin(t.Context(), bad); !errors.Is(err, ErrDamaged) || existing != nil {
+		t.Errorf("Begin over it: %+v, %v, want ErrDamaged", existing, err)
+	}
+	list, err := s.List(t.Context(), 0, 10)
+	if err != nil || len(list) != 4 {
+		t.Fatalf("List: %+v, %v", list, err)
+	}
+	if got := list[1]; got.ID != bad.ID || got.Outcome != Unknown || got.Reason != ReasonUnreadable {
+		t.Errorf("listed as %+v", got)
+	}
+	if list[2].Key != "bad body" {
+		t.Errorf("a damaged body hides its record: %+v", list[2])
+	}
+	bad.Outcome = Unknown
+	if err := s.Save(t.Context(), bad); err != nil {
+		t.Errorf("Save over it: %v", err)
+	}
+	checkDamaged := boltRec("bad body")
+	if err := s.Delete(t.Context(), checkDamaged); err != nil {
+		t.Errorf("Delete with a damaged body: %v", err)
+	}
+	checkCounts(t, s)
+}
