@@ -12,6 +12,7 @@ import (
 // comes inside an [*OperationError] that says what is known of the operation.
 var (
 	ErrKeyInvalid    = errors.New("oncehttp: invalid idempotency key")
+	ErrNoKeys        = errors.New("oncehttp: the provider takes no idempotency keys, so Start can promise nothing; send the request without it")
 	ErrKeyReused     = errors.New("oncehttp: idempotency key was used for a different request")
 	ErrScope         = errors.New("oncehttp: idempotency key was used under another account or with other credentials; state Op.Scope")
 	ErrBodyTooLarge  = errors.New("oncehttp: request body is larger than MaxBodyBytes")

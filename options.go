@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -94,6 +95,8 @@ func (o *Options) withDefaults() (Options, error) {
 	var r Options
 	if o != nil {
 		r = *o
+		r.Providers = slices.Clone(r.Providers)
+		r.StoredHeaders, r.WithheldHeaders = slices.Clone(r.StoredHeaders), slices.Clone(r.WithheldHeaders)
 	}
 	for name, v := range map[string]int64{
 		"MaxAttempts": int64(r.MaxAttempts), "BackoffBase": int64(r.BackoffBase), "BackoffCap": int64(r.BackoffCap),
@@ -149,12 +152,7 @@ func (o *Options) attemptTimeout(p *Provider) time.Duration {
 // secret reports whether a header is withheld from the store.
 func (o *Options) secret(name string) bool {
 	has := func(list []string) bool {
-		for _, n := range list {
-			if strings.EqualFold(n, name) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(list, func(n string) bool { return strings.EqualFold(n, name) })
 	}
 	return has(o.WithheldHeaders) || credentialName(name) && !has(o.StoredHeaders)
 }

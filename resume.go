@@ -78,8 +78,9 @@ func (c *Client) Resume(ctx context.Context, h Handler) (Summary, error) {
 	return p.sum, err
 }
 
-// Run calls [Client.Resume] whenever something is due, until ctx ends or the
-// client is closed, and returns the cause.
+// Run calls [Client.Resume] at once, whenever something is due, and at least
+// every 30 s, until ctx ends, the client is closed, or the store cannot be read;
+// it returns the cause.
 func (c *Client) Run(ctx context.Context, h Handler) error {
 	for {
 		sum, err := c.Resume(ctx, h)

@@ -52,11 +52,18 @@ type chosenKey struct {
 // operation.
 func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 	ctx := req.Context()
-	if p.NoKeys || followsOperation(req) || ctx.Value(withoutKeyKey{}) != nil {
+	if followsOperation(req) || ctx.Value(withoutKeyKey{}) != nil {
 		return chosenKey{}, false
 	}
 	if op := operationFrom(ctx); op != nil && (takesHandle(req.Method) || p.keys(req.Method)) {
-		return chosenKey{key: op.op.Key, given: op.given, op: op}, true
+		k := chosenKey{key: op.op.Key, given: op.given, op: op}
+		if p.NoKeys {
+			k.err = fmt.Errorf("%w: %s", ErrNoKeys, p.Name)
+		}
+		return k, true
+	}
+	if p.NoKeys {
+		return chosenKey{}, false
 	}
 	if values := req.Header.Values(p.header()); len(values) > 0 {
 		k := chosenKey{key: p.bare(values[0]), given: true}

@@ -1,0 +1,112 @@
+package oncehttp_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/oncehttp/oncehttp"
+	"github.com/oncehttp/oncehttp/oncehttptest"
+)
+
+// Which requests are operations: the table of the design, row by row.
+func TestWhichRequestsAreOperations(t *testing.T) {
+	drop := oncehttptest.DropRequest()
+	refused := oncehttptest.DialError(nil)
+	own := func(r *http.Request) *http.Request { r.Header.Set("Idempotency-Key", "own"); return r }
+	start := func(r *http.Request) *http.Request {
+		ctx, _ := oncehttp.Start(r.Context(), oncehttp.Op{Key: "start", NoAck: true})
+		return r.WithContext(ctx)
+	}
+	both := func(r *http.Request) *http.Request { return start(own(r)) }
+	without := func(r *http.Request) *http.Request { return r.WithContext(oncehttp.WithoutKey(r.Context())) }
+	const stripe, twilio = "https://api.stripe.com/v1/x", "https://api.twilio.com/2010/x"
+	const fresh = "fresh"
+	tests := []struct {
+		name     string
+		unlisted oncehttp.Unlisted
+		method   string
+		url      string
+		change   func(*http.Request) *http.Request
+		fault    oncehttptest.Fault
+		key      string // on the wire
+		attempts int    // on the wire; 1: was not retried
+	}{
+		{"POST", 0, "POST", host, nil, drop, fresh, 2},
+		{"PATCH", 0, "PATCH", host, nil, drop, fresh, 2},
+		{"POST, own key", 0, "POST", host, own, drop, "own", 2},
+		{"POST, Start", 0, "POST", host, start, drop, "start", 2},
+		{"POST, Start wins over the header", 0, "POST", host, both, drop, "start", 2},
+		{"PUT, Start", 0, "PUT", host, start, drop, "start", 2},
+		{"DELETE, own key", 0, "DELETE", host, own, drop, "own", 2},
+		{"GET, own key", 0, "GET", host, own, drop, "own", 2},
+		{"PUT", 0, "PUT", host, nil, drop, "", 2},
+		{"DELETE", 0, "DELETE", host, nil, drop, "", 2},
+		{"GET", 0, "GET", host, nil, drop, "", 2},
+		{"HEAD", 0, "HEAD", host, nil, drop, "", 2},
+		{"OPTIONS", 0, "OPTIONS", host, nil, drop, "", 2},
+		{"TRACE", 0, "TRACE", host, nil, drop, "", 2},
+		{"GET passes Start by", 0, "GET", host, start, drop, "", 2},
+		{"POST, WithoutKey", 0, "POST", host, without, drop, "", 1},
+		{"POST, WithoutKey, not sent", 0, "POST", host, without, refused, "", 1},
+		{"POST to Twilio", 0, "POST", twilio, nil, drop, "", 1},
+		{"POST to Twilio, not sent", 0, "POST", twilio, nil, refused, "", 1},
+		{"POST, unlisted", oncehttp.OnlyGivenKeys, "POST", host, nil, drop, "", 1},
+		{"POST, unlisted, own key", oncehttp.OnlyGivenKeys, "POST", host, own, drop, "own", 2},
+		{"POST, unlisted, Start", oncehttp.OnlyGivenKeys, "POST", host, start, drop, "start", 2},
+		{"POST, listed", oncehttp.OnlyGivenKeys, "POST", stripe, nil, drop, fresh, 2},
+		{"DELETE, Stripe v2", 0, "DELETE", "https://api.stripe.com/v2/x", nil, drop, fresh, 2},
+		{"DELETE, Stripe v1", 0, "DELETE", stripe, nil, drop, "", 2},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, oncehttp.Options{Unlisted: tt.unlisted}, func(t *testing.T, b *bench) {
+				b.server.Script(tt.fault)
+				req, err := http.NewRequestWithContext(t.Context(), tt.method, tt.url, strings.NewReader("order=1"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tt.method == "GET" || tt.method == "HEAD" || tt.method == "TRACE" {
+					req.Body, req.GetBody, req.ContentLength = nil, nil, 0
+				}
+				if tt.change != nil {
+					req = tt.change(req)
+				}
+				resp, err := b.client.Do(req)
+				if err == nil {
+					resp.Body.Close()
+				}
+				if n := b.wire(); n != tt.attempts {
+					t.Errorf("%d attempts on the wire, want %d", n, tt.attempts)
+				}
+				keyed := tt.key != ""
+				for _, a := range b.server.Attempts() {
+					if tt.key == fresh && len(a.Key) != 36 || tt.key != fresh && a.Key != tt.key {
+						t.Errorf("key %q on the wire, want %q", a.Key, tt.key)
+					}
+				}
+				if retried := tt.attempts == 2 || tt.fault == refused; retried != (err == nil) {
+					t.Errorf("error %v", err)
+				}
+				if resp != nil {
+					if info, ok := oncehttp.OperationFrom(resp); ok != keyed {
+						t.Errorf("OperationFrom: %+v, %v", info, ok)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Start on a provider that never deduplicates cannot keep its promise, and says so.
+func TestStartIsRefusedWhereThereAreNoKeys(t *testing.T) {
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		ctx, op := oncehttp.Start(t.Context(), oncehttp.Op{})
+		req, _ := http.NewRequestWithContext(ctx, "POST", "https://api.twilio.com/2010/x", strings.NewReader("To=1"))
+		_, err := b.client.Do(req)
+		if !errors.Is(err, oncehttp.ErrNoKeys) || op.Info().Outcome != oncehttp.NotSent || b.wire() != 0 {
+			t.Errorf("%v, %v, %d on the wire", err, op.Info().Outcome, b.wire())
+		}
+	})
+}
