@@ -84,18 +84,10 @@ func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rec.Acked {
-		return nil, fmt.Errorf("%w: the request of an acknowledged operation is not kept", ErrNotRetained)
-	}
-	f, err := c.resumption(context.WithoutCancel(ctx), rec)
+	f, err := c.fromStore(context.WithoutCancel(ctx), rec)
 	if err != nil {
 		return nil, err
 	}
-	if err := f.load(rec); err != nil {
-		f.limits.release()
-		return nil, err
-	}
-	f.resumed, f.waiters, f.endless = false, 0, false
 	req := f.template.WithContext(ctx)
 	key := chosenKey{key: id.Key, given: true}
 	f, joined, err := c.join(ctx, f, nil)
@@ -103,20 +95,43 @@ func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
 		return nil, c.refuse(req, key, err)
 	}
 	if !joined {
-		go f.run(rec)
+		go f.run(f.takeOver)
 	}
 	return c.await(f, req, key)
+}
+
+// takeOver takes the operation over as its record is now.
+func (f *flight) takeOver() bool {
+	old, err := f.c.store.Get(f.writes(), f.id)
+	if err == nil && old.Acked {
+		err = fmt.Errorf("%w: the request of an acknowledged operation is not kept", ErrNotRetained)
+	}
+	if err == nil {
+		err = f.load(old)
+	}
+	if err != nil {
+		f.conclude(f.notBegun(err))
+		return false
+	}
+	return f.found(old, *old)
 }
 
 // Resolve decides, on the word of a person or of a look-up at the provider, what
 // became of an open operation: [Succeeded] or [Rejected]. It is acknowledged with
 // that. After Succeeded, the key is not sent again while the outcome is kept;
-// after Rejected, a request with the key is sent again.
+// after Rejected, a request with the key is sent again. What the server has
+// decided cannot be resolved otherwise.
 func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
 	if !outcome.answered() {
 		return fmt.Errorf("oncehttp: cannot resolve an operation as %v, want Succeeded or Rejected", outcome)
 	}
 	return c.exclusively(ctx, id, func(rec Record) error {
+		switch {
+		case rec.Outcome == outcome && rec.Acked:
+			return nil
+		case rec.Outcome.answered():
+			return fmt.Errorf("oncehttp: the server has decided the operation (%v); it cannot be resolved otherwise", rec.Outcome)
+		}
 		rec.Outcome, rec.Reason, rec.Answer = outcome, NoReason, nil
 		c.acknowledged(&rec, c.providerOf(&rec))
 		rec.Answer = nil
@@ -133,7 +148,8 @@ func (c *Client) Forget(ctx context.Context, id ID) error {
 // exclusively gives a record, taken over in the next epoch, to a function that
 // writes it, while no flight can have it.
 func (c *Client) exclusively(ctx context.Context, id ID, write func(Record) error) error {
-	f := &flight{c: c, id: id, busy: true, cancel: func(error) {}}
+	f := newFlight(c)
+	f.id, f.exclusive, f.cancel = id, true, func(error) {}
 	if !c.enter(f) {
 		if c.isClosing() {
 			return ErrClosed

@@ -18,6 +18,7 @@ import (
 // attempt makes attempt n of the operation: one exchange, or several where the
 // server redirects within its origin.
 func (f *flight) attempt(n int) (x exchange) {
+	f.made = n
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	defer func() {
 		if !x.streams {
@@ -47,14 +48,16 @@ func (f *flight) attempt(n int) (x exchange) {
 	for {
 		req, err := f.request(watched, target)
 		if err != nil {
-			return exchange{err: err, refused: len(via) == 0}
+			return exchange{err: err, refused: len(via) == 0, resent: x.resent}
 		}
+		conns := conn.got.Load()
 		x.resp, x.err = roundTrip(f.c.base, req)
+		x.resent = x.resent || conn.got.Load()-conns > 1
 		if x.err != nil {
 			if cause := context.Cause(ctx); errors.Is(cause, errAttemptTimeout) || errors.Is(cause, ErrWindowClosed) {
 				x.err = cause
 			}
-			x.notSent = conn.notSent(x.err) && len(via) == 0
+			x.notSent = conn.notSent(x.err)
 			return x
 		}
 		via = append(via, req)
@@ -83,26 +86,37 @@ func (f *flight) request(ctx context.Context, target *url.URL) (*http.Request, e
 	u := *target
 	req.URL = &u
 	req.Header = f.template.Header.Clone()
-	if f.hasBody {
-		req.Body = http.NoBody
-		if len(f.body) > 0 {
-			req.Body = io.NopCloser(bytes.NewReader(f.body))
-		}
-	}
-	body := req.Body
+	req.Body = f.newBody()
 	if authorize := f.c.opts.Authorize; authorize != nil {
+		given := req.Body
 		if err := authorize(ctx, f.info(), req); err != nil {
 			return nil, fmt.Errorf("oncehttp: Options.Authorize: %w", err)
 		}
+		if req.Body != given {
+			return nil, fmt.Errorf("%w: Options.Authorize replaced its body", ErrMismatch)
+		}
+		req.Body = f.newBody() // that one may have been read, for a signature
 	}
-	if err := f.checkOut(req, target, body); err != nil {
+	if err := f.checkOut(req, target); err != nil {
 		return nil, err
 	}
 	return req, nil
 }
 
+// newBody returns the operation's body, nil if it has none: anything else would
+// be sent chunked, and some servers answer 411 to that.
+func (f *flight) newBody() io.ReadCloser {
+	switch {
+	case !f.hasBody:
+		return nil
+	case len(f.body) == 0:
+		return http.NoBody
+	}
+	return io.NopCloser(bytes.NewReader(f.body))
+}
+
 // checkOut compares what goes to the user's transport with the record.
-func (f *flight) checkOut(req *http.Request, target *url.URL, body io.ReadCloser) error {
+func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 	if len(f.withheld) > 0 && !f.authorized(req) {
 		return fmt.Errorf("%w (were in %s)", ErrNoCredentials, strings.Join(f.withheld, ", "))
 	}
@@ -115,7 +129,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL, body io.ReadCloser
 		differs = "URL"
 	case req.Host != t.Host:
 		differs = "Host"
-	case req.Body != body || req.ContentLength != t.ContentLength || req.GetBody != nil:
+	case req.ContentLength != t.ContentLength || req.GetBody != nil:
 		differs = "body"
 	case req.Header.Get(f.p.header()) != f.p.wire(f.rec.Key) || len(req.Header.Values(f.p.header())) != 1:
 		differs = "key"
@@ -184,7 +198,7 @@ func (f *flight) read(x exchange, cancel context.CancelCauseFunc) exchange {
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return exchange{err: fmt.Errorf("%w: %w", ErrAnswerLost, err)}
+		return exchange{err: fmt.Errorf("%w: %w", ErrAnswerLost, err), resent: x.resent}
 	}
 	x.body = body
 	return x

@@ -13,9 +13,8 @@ import (
 // reads from top to bottom like the promise: no byte before the record, nothing
 // told before it is durable.
 //
-// With a record, which is open and comes from the store, the operation is sent
-// again.
-func (f *flight) run(old *Record) {
+// A redriven operation comes from the store, and its record is taken over instead.
+func (f *flight) run(begin func() (ok bool)) {
 	defer f.limits.release()
 	defer func() {
 		if f.res.stream == nil {
@@ -32,7 +31,7 @@ func (f *flight) run(old *Record) {
 	}
 	a.permit = permit
 	defer func() { a.permit.done(ignored) }()
-	if old != nil && f.found(old, *old) || old == nil && f.begin() {
+	if begin() {
 		f.limits.budget.deposit(time.Now())
 		f.exchange(a)
 	}
@@ -68,16 +67,25 @@ func (f *flight) rescue() {
 	}
 	defer func() {
 		if again := recover(); again != nil { // a hook that panics always
-			f.conclude(result{info: f.info(), panic: v})
+			res := f.res
+			res.panic = v
+			f.conclude(res)
 		}
 	}()
-	if f.rec.Epoch == 0 { // not begun
-		f.conclude(result{info: f.info(), panic: v})
-		return
+	switch {
+	case f.rec.Epoch == 0: // not begun
+		f.conclude(result{info: f.refused(errPanicked).info, panic: v})
+	case f.rec.Outcome != Undecided: // recorded: what was to be told stays true
+		f.res.panic = v
+		f.conclude(f.res)
+	default:
+		f.earlier, f.sent = true, true
+		f.res = result{panic: v}
+		f.giveUp(ReasonGaveUp, errPanicked)
 	}
-	f.res.panic = v
-	f.giveUp(ReasonGaveUp, errors.New("a hook or the transport panicked"))
 }
+
+var errPanicked = errors.New("oncehttp: a hook or the transport panicked")
 
 // begin makes the operation's record durable. It returns false if there is
 // nothing to send: then it has concluded the flight.
@@ -143,7 +151,7 @@ func (f *flight) beginFailed(err error) {
 // its key has no earlier record, which an earlier attempt may stand behind.
 func (f *flight) notBegun(err error) result {
 	res := f.refused(err)
-	if !f.rec.KeyGiven {
+	if !f.rec.KeyGiven && !f.fromStore { // nobody can have used the key
 		return res
 	}
 	old, getErr := f.c.store.Get(f.writes(), f.id)
@@ -192,11 +200,14 @@ func (f *flight) found(old *Record, asked Record) bool {
 	case old.Outcome != Rejected && closed:
 		f.expired(old)
 		return false
-	case old.Outcome != Rejected:
-		asked.Uncertain = old.Outcome == Undecided || old.Uncertain
-		asked.NotBefore = old.NotBefore
 	}
-	if !closed { // of a refusal whose window is closed, a new one begins
+	asked.Uncertain = old.Outcome == Undecided || old.Outcome == Unknown && old.Uncertain
+	asked.NotBefore = old.NotBefore
+	if closed { // of a refusal: a new window begins
+		now := c.clock.now()
+		asked.FirstSent, asked.ResendUntil, asked.Era = now, now.Add(f.p.resendFor(c.opts.attemptTimeout(f.p))), c.session.Era
+		asked.NotBefore = time.Time{}
+	} else {
 		asked.FirstSent, asked.ResendUntil, asked.Era = old.FirstSent, old.ResendUntil, old.Era
 	}
 	asked.Outcome, asked.Reason, asked.Told, asked.Acked = Undecided, NoReason, false, false
@@ -208,7 +219,7 @@ func (f *flight) found(old *Record, asked Record) bool {
 		f.sealRequest(&asked)
 	}
 
-	if err := f.waitUntil(old.NotBefore); err != nil {
+	if err := f.waitUntil(asked.NotBefore); err != nil {
 		f.conclude(f.asBefore(old, err))
 		return false
 	}

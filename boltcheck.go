@@ -8,10 +8,10 @@ import (
 	"io"
 )
 
-// A pageCheck reads all pages in use of a bbolt database, without bbolt. If
-// which pages are free was not written, bbolt reads them all at opening, in a
-// goroutine of its own: nobody could recover from what it does at a damaged one.
-// It is therefore kept from files in which it would find one.
+// A pageCheck reads all pages in use of a bbolt database, without bbolt, which
+// trusts them: a damaged one makes it panic, also in a goroutine of its own where
+// nobody can recover, overwrite others, or fill the memory. It is therefore kept
+// from files in which it would find one.
 //
 // Numbers in pages are in the byte order of the machine. A page begins with its
 // id (8 bytes), flags and count of elements (2 each), and the number of pages
@@ -21,7 +21,8 @@ import (
 //	leaf:   flags, position from here, size of key, size of value (4 each)
 //
 // A bucket is a leaf's value: id of its root page, sequence (8 each), and, if
-// the id is 0, a page without id.
+// the id is 0, a page without id. The list of free pages is one page, with their
+// ids (8 bytes each); if count is 0xffff, with their number before them.
 type pageCheck struct {
 	file     io.ReaderAt
 	pageSize uint64
@@ -29,16 +30,25 @@ type pageCheck struct {
 	seen     map[uint64]bool
 }
 
+func newPageCheck(file io.ReaderAt, pageSize int, size int64) *pageCheck {
+	return &pageCheck{
+		file: file, pageSize: uint64(pageSize), pages: uint64(size) / uint64(pageSize),
+		seen: make(map[uint64]bool),
+	}
+}
+
 const (
 	pageHeader   = 16
 	pageElement  = 16
 	bucketHeader = 16
-	branchPage   = 1
-	leafPage     = 2
-	bucketFlag   = 1 // of a leaf's element
+	branchPage   = 0x01
+	leafPage     = 0x02
+	freelistPage = 0x10
+	bucketFlag   = 1         // of a leaf's element
+	noFreelist   = 1<<64 - 1 // as a page's id
 )
 
-var errPages = errors.New("pages in use cannot be read")
+var errPages = errors.New("a page in use is damaged")
 
 // bucket checks the pages of a bucket, given as its header and what follows.
 // outer says that it has buckets and nothing else.
@@ -55,28 +65,61 @@ func (c *pageCheck) bucket(header []byte, outer bool) error {
 // tree checks the page with an id and those below it. Their keys are at least
 // from, if it is not nil, and less than to, if that is not.
 func (c *pageCheck) tree(id uint64, from, to []byte, outer bool) error {
-	if id < 2 || id >= c.pages || c.seen[id] {
+	page, err := c.read(id)
+	if err != nil {
+		return err
+	}
+	return c.page(page, from, to, outer)
+}
+
+// freelist checks the list of free pages, after all pages in use.
+func (c *pageCheck) freelist(id uint64) error {
+	page, err := c.read(id)
+	if err != nil {
+		return err
+	}
+	flags, count := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint16(page[10:]))
+	ids := page[pageHeader:]
+	if count == 0xffff {
+		count, ids = binary.NativeEndian.Uint64(ids), ids[8:]
+	}
+	if flags != freelistPage || count > uint64(len(ids)/8) {
 		return fmt.Errorf("%w: %d", errPages, id)
+	}
+	for i := range count {
+		free := binary.NativeEndian.Uint64(ids[i*8:])
+		if free < 2 || free >= c.pages || c.seen[free] {
+			return fmt.Errorf("%w: %d", errPages, free)
+		}
+		c.seen[free] = true
+	}
+	return nil
+}
+
+// read returns a page with those that belong to it, which must be the first use
+// of all of them.
+func (c *pageCheck) read(id uint64) ([]byte, error) {
+	damaged := fmt.Errorf("%w: %d", errPages, id)
+	if id < 2 || id >= c.pages {
+		return nil, damaged
 	}
 	var header [pageHeader]byte
 	if _, err := c.file.ReadAt(header[:], int64(id*c.pageSize)); err != nil {
-		return err
+		return nil, err
 	}
 	more := uint64(binary.NativeEndian.Uint32(header[12:]))
 	if binary.NativeEndian.Uint64(header[:]) != id || more >= c.pages-id {
-		return fmt.Errorf("%w: %d", errPages, id)
+		return nil, damaged
 	}
 	for i := range more + 1 {
 		if c.seen[id+i] {
-			return fmt.Errorf("%w: %d", errPages, id+i)
+			return nil, damaged
 		}
 		c.seen[id+i] = true
 	}
 	page := make([]byte, (1+more)*c.pageSize)
-	if _, err := c.file.ReadAt(page, int64(id*c.pageSize)); err != nil {
-		return err
-	}
-	return c.page(page, from, to, outer)
+	_, err := c.file.ReadAt(page, int64(id*c.pageSize))
+	return page, err
 }
 
 func (c *pageCheck) page(page, from, to []byte, outer bool) error {
@@ -90,8 +133,7 @@ func (c *pageCheck) page(page, from, to []byte, outer bool) error {
 	number := func(i, at int) uint64 {
 		return uint64(binary.NativeEndian.Uint32(page[pageHeader+i*pageElement+at:]))
 	}
-	// data returns n bytes after skip bytes from the position of an element,
-	// whose offset is where the position is counted from.
+	// data returns n bytes that are skip bytes after the position of an element.
 	data := func(i int, position, skip, n uint64) ([]byte, bool) {
 		begin := uint64(pageHeader+i*pageElement) + position + skip
 		if begin > uint64(len(page)) || n > uint64(len(page))-begin {

@@ -236,7 +236,11 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	if tx.ID() != s.last+1 {
 		return -1, s.breakOff(s.failure(nil, "it is not as this process left it; restart, to open what is there now", ErrStoreReplaced, ErrStoreFailed))
 	}
-	t, err := newBoltTx(tx, s.committedState())
+	var t *boltTx
+	err = guard(func() (err error) {
+		t, err = newBoltTx(tx, s.committedState())
+		return err
+	})
 	if err != nil {
 		return -1, s.failure(err, "it cannot be written", ErrStoreFailed)
 	}
@@ -252,9 +256,12 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	if !t.changed {
 		return -1, nil
 	}
-	t.put(t.meta, metaState, t.state.encode())
-	if t.fault != nil {
-		return -1, s.failure(t.fault, "writing its state failed", ErrStoreFailed)
+	err = guard(func() error {
+		t.put(t.meta, metaState, t.state.encode())
+		return t.fault
+	})
+	if err != nil {
+		return -1, s.failure(err, "writing its state failed", ErrStoreFailed)
 	}
 	s.setFreelistSync(tx)
 	id := tx.ID()

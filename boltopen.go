@@ -32,6 +32,10 @@ const (
 	// when it outgrows that do writers wait for readers.
 	mapSize = 64 << 20
 
+	// checkSize is up to which size all pages of a file are checked at
+	// opening, for some 20 ms.
+	checkSize = 32 << 20
+
 	// growSize is how much a file grows at a time: enough that its new length,
 	// which has to be synced, is a small part of the cost.
 	growSize = 4 << 20
@@ -226,27 +230,37 @@ func (s *BoltStore) examineTx(tx *bbolt.Tx) error {
 	if format := binary.BigEndian.Uint32(meta.Get(metaFormat)); format != storeFormat {
 		return s.failure(nil, fmt.Sprintf("has format %d, and this version knows %d; use a later version", format, storeFormat), ErrStoreVersion)
 	}
-	root, synced, err := s.metaPage(tx.ID())
-	if err != nil || synced {
+	return s.checkPages(tx)
+}
+
+// checkPages checks all pages of a file, if it is small, or if bbolt reads them
+// all anyhow, since which ones are free was not written.
+func (s *BoltStore) checkPages(tx *bbolt.Tx) error {
+	root, freelist, err := s.metaPage(tx.ID())
+	if err != nil || freelist != noFreelist && tx.Size() > checkSize {
 		return err
 	}
-	check := pageCheck{file: s.file, pageSize: uint64(s.pageSize), pages: uint64(tx.Size()) / uint64(s.pageSize), seen: make(map[uint64]bool)}
-	if err := check.bucket(root, true); err != nil {
+	check := newPageCheck(s.file, s.pageSize, tx.Size())
+	err = check.bucket(root, true)
+	if err == nil && freelist != noFreelist {
+		err = check.freelist(freelist)
+	}
+	if err != nil {
 		return s.failure(err, "restore it from a backup", ErrDamaged)
 	}
 	return nil
 }
 
-// metaPage returns the root bucket of the last transaction, and whether it wrote
-// which pages are free. Its meta page says that, which bbolt does not show: after
-// a page header it has magic, version, page size and flags (4 bytes each), the
-// bucket, and the page of the list of free ones, all ones for none.
-func (s *BoltStore) metaPage(txid int) (root []byte, synced bool, err error) {
+// metaPage returns the root bucket of the last transaction, and the page of the
+// list of free pages. Its meta page says that, which bbolt does not show: after a
+// page header it has magic, version, page size and flags (4 bytes each), and then
+// these two.
+func (s *BoltStore) metaPage(txid int) (root []byte, freelist uint64, err error) {
 	var b [bucketHeader + 8]byte
 	if _, err := s.file.ReadAt(b[:], int64(txid%2*s.pageSize+pageHeader+4*4)); err != nil {
-		return nil, false, s.failure(err, "it cannot be read", ErrStoreFailed)
+		return nil, 0, s.failure(err, "it cannot be read", ErrStoreFailed)
 	}
-	return b[:bucketHeader], binary.NativeEndian.Uint64(b[bucketHeader:]) != 1<<64-1, nil
+	return b[:bucketHeader], binary.NativeEndian.Uint64(b[bucketHeader:]), nil
 }
 
 // load reads what the store needs to know of its file.
@@ -279,5 +293,7 @@ func (s *BoltStore) load() (err error) {
 		return s.failure(err, "restore it from a backup", ErrDamaged)
 	}
 	s.opened, s.last = s.state, tx.ID()
-	return nil
+	_, freelist, err := s.metaPage(s.last)
+	s.db.NoFreelistSync = freelist == noFreelist
+	return err
 }

@@ -270,24 +270,17 @@ func (s *BoltStore) Close() error {
 // not written with the last commit, it is now, so that the next opening is fast.
 func (s *BoltStore) closeFile() error {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	err := guard(func() error {
-		if s.db.NoFreelistSync && s.broken == nil && s.checkInPlace() == nil {
-			s.db.NoFreelistSync = false
-			tx, err := s.beginTx(true)
-			if err == nil {
-				err = tx.Commit()
-			}
+	if s.db.NoFreelistSync && s.broken == nil && s.checkInPlace() == nil {
+		s.db.NoFreelistSync = false
+		if tx, err := s.beginTx(true); err == nil {
+			guard(tx.Commit) // if it fails, nothing is lost but time
 			s.endTx(tx)
-			if err != nil {
-				return err
-			}
 		}
-		return nil
-	})
-	if s.wedged.Load() != nil {
-		return errors.Join(err, s.file.Close()) // also unlocks it
 	}
-	return errors.Join(err, guard(s.db.Close))
+	if s.wedged.Load() != nil {
+		return s.file.Close() // also unlocks it
+	}
+	return guard(s.db.Close)
 }
 
 // read runs f in a short transaction. f copies what it keeps.

@@ -115,6 +115,30 @@ func checkCounts(t *testing.T, s *BoltStore) {
 	}
 }
 
+func TestReadingLeavesTheFileAsItIs(t *testing.T) {
+	s := newBolt(t)
+	mustBegin(t, s, boltRec("a"))
+	s.Close()
+	before, err := os.ReadFile(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = openBolt(t, s.path)
+	if _, err := s.Session(t.Context(), time.Now()); err != nil {
+		t.Error(err)
+	}
+	if existing, err := s.Begin(t.Context(), boltRec("a")); err != nil || existing == nil {
+		t.Errorf("Begin: %v, %v", existing, err)
+	}
+	if _, _, err := s.Purge(t.Context(), time.Now(), 10); err != nil {
+		t.Error(err)
+	}
+	s.Close()
+	if after, err := os.ReadFile(s.path); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the file was changed (%v)", err)
+	}
+}
+
 func TestFreelistIsWrittenWhileSmallAndAfterClose(t *testing.T) {
 	s := newBolt(t)
 	const backlog = 3 * manyFreePages / 2
@@ -155,9 +179,9 @@ func TestFreelistIsWrittenWhileSmallAndAfterClose(t *testing.T) {
 			}
 		}
 		s := openBolt(t, s.path)
-		_, synced, err := s.metaPage(s.last)
-		if err != nil || synced != (when == "after Close") {
-			t.Errorf("%s: synced %v, %v", when, synced, err)
+		_, freelist, err := s.metaPage(s.last)
+		if written := freelist != noFreelist; err != nil || written != (when == "after Close") {
+			t.Errorf("%s: written %v, %v", when, written, err)
 		}
 		checkCounts(t, s)
 		mustBegin(t, s, boltRec("c"+when))

@@ -99,7 +99,7 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	}
 	c.limits = newLimits(c.limitsOf)
 	c.loop = newLoop(c)
-	c.std = &http.Client{Transport: &transport{c}, CheckRedirect: c.checkRedirect, Jar: c.inner.Jar, Timeout: c.inner.Timeout}
+	c.std = &http.Client{Transport: &transport{c}, CheckRedirect: c.checkRedirect, Jar: c.inner.Jar}
 	go c.purge()
 	return c, nil
 }
@@ -140,7 +140,7 @@ func (c *Client) CloseIdleConnections() { c.std.CloseIdleConnections() }
 // unkeyed requests and for the GET after a 303. All other redirects of an
 // operation were followed by the operation, or must not be.
 func (c *Client) checkRedirect(req *http.Request, via []*http.Request) error {
-	if _, keyed := OperationFrom(req.Response); keyed && req.Response.StatusCode != http.StatusSeeOther {
+	if _, direct, _ := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {
 		return http.ErrUseLastResponse
 	}
 	return consult(c.inner, req, via)
@@ -176,10 +176,13 @@ func (c *Client) provider(u *url.URL) *Provider {
 
 // providerOf returns the provider of a record's request.
 func (c *Client) providerOf(rec *Record) *Provider {
-	if meta, err := c.openMeta(rec); err == nil {
-		if u, err := url.Parse(meta.URL); err == nil {
-			return c.provider(u)
-		}
+	meta, _ := c.openMeta(rec)
+	return c.providerAt(meta.URL)
+}
+
+func (c *Client) providerAt(rawURL string) *Provider {
+	if u, err := url.Parse(rawURL); err == nil {
+		return c.provider(u)
 	}
 	return &unlisted
 }

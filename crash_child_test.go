@@ -109,15 +109,20 @@ func (s *shop) live() error {
 	}}
 	opts := oncehttp.Options{
 		HTTPClient:  &http.Client{Transport: shopTransport{s, network}},
-		BackoffBase: 2 * time.Millisecond, BackoffCap: 20 * time.Millisecond, MaxAttempts: 8,
+		BackoffBase: 8 * time.Millisecond, BackoffCap: 100 * time.Millisecond, MaxAttempts: 10,
 		Authorize: func(_ context.Context, _ oncehttp.Info, req *http.Request) error {
 			req.Header.Set("Authorization", shopSecret)
 			return nil
 		},
 		Trace: &oncehttp.Trace{StoreFailed: func(info oncehttp.Info, err error) { s.log("violation", info.Key, "store:", err) }},
 	}
-	// Workers of Resume start within a second; here within ten milliseconds.
-	if s.client, err = oncehttp.New(shopStore{bolt, s}, opts.WithRand(func(n int64) int64 { return int64(s.chance() * float64(n) / 100) })); err != nil {
+	spread := func(n int64) int64 {
+		if n >= int64(time.Second) { // over which the workers of Resume start
+			n /= 100
+		}
+		return int64(s.chance() * float64(n))
+	}
+	if s.client, err = oncehttp.New(shopStore{bolt, s}, opts.WithRand(spread)); err != nil {
 		return err
 	}
 	if s.Number > 1 {
@@ -136,7 +141,8 @@ func (s *shop) live() error {
 
 const shopSecret = "Bearer sk_test_shop"
 
-// charge charges all orders that are not in the journal.
+// charge charges all orders that are neither in the ledger nor among the
+// operations.
 func (s *shop) charge() error {
 	s.enter("call")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -145,9 +151,9 @@ func (s *shop) charge() error {
 		all.Go(func() { s.client.Run(ctx, s.handler()) })
 	}
 	var calls sync.WaitGroup
-	paid := s.paid()
+	done := s.done(ctx)
 	for i := range s.Orders {
-		if order := fmt.Sprintf("order-%d", i); !paid[order] {
+		if order := fmt.Sprintf("order-%d", i); !done[order] {
 			calls.Go(func() { s.call(ctx, i, order) })
 		}
 	}
@@ -211,9 +217,7 @@ func (s *shop) call(ctx context.Context, i int, order string) {
 	}
 	if err := op.Ack(ctx); err != nil {
 		s.log("violation", order, "ack:", err)
-		return
 	}
-	s.log("acked", order)
 }
 
 // pay writes an order into the ledger, durably.
@@ -275,7 +279,6 @@ func (s *shop) handler() oncehttp.Handler {
 				s.log("violation", order, "handler:", err)
 				return err
 			}
-			s.log("handled", order, info.Key)
 			return nil
 		},
 		Unknown: func(_ context.Context, info oncehttp.Info) error {
@@ -507,15 +510,22 @@ func (j *journal) log(verb string, args ...any) {
 	}
 }
 
-// paid returns the orders in the ledger.
-func (s *shop) paid() map[string]bool {
-	paid := make(map[string]bool)
+// done returns the orders that need no call: those in the ledger, and those
+// whose operation waits for a decision.
+func (s *shop) done(ctx context.Context) map[string]bool {
+	done := make(map[string]bool)
 	for _, e := range readJournal(s.Dir) {
 		if e.verb == "paid" {
-			paid[e.args[0]] = true
+			done[e.args[0]] = true
 		}
 	}
-	return paid
+	for info, err := range s.client.Operations(ctx, oncehttp.Filter{}) {
+		if err != nil {
+			s.log("violation", "-", "operations:", err)
+		}
+		done[info.Metadata["order"]] = true
+	}
+	return done
 }
 
 // An event is a line of the journal.

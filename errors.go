@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -23,6 +24,7 @@ var (
 	ErrCircuitOpen   = errors.New("oncehttp: circuit breaker is open")
 	ErrWaitTooLong   = errors.New("oncehttp: the wait would not end before the deadline")
 	ErrClosed        = errors.New("oncehttp: client is closed")
+	ErrNotFollowed   = errors.New("oncehttp: the redirect of an operation is not followed; set Client.CheckRedirect of the http.Client above to that of Client.StandardClient")
 )
 
 // Errors of a request whose operation was sent, now or earlier.
@@ -77,16 +79,37 @@ func (e *OperationError) Timeout() bool {
 // OperationFrom returns what is known of the operation that a response answers.
 // It reports false for the response of an unkeyed request.
 func OperationFrom(resp *http.Response) (Info, bool) {
-	for resp != nil && resp.Request != nil {
-		if info, ok := resp.Request.Context().Value(infoKey{}).(Info); ok {
-			return info, true
+	info, _, ok := operationBehind(resp)
+	return info, ok
+}
+
+// operationBehind is OperationFrom. direct says that the response is the
+// operation's own, not one of a request that followed its redirect.
+func operationBehind(resp *http.Response) (info Info, direct, ok bool) {
+	for direct = true; resp != nil && resp.Request != nil; direct = false {
+		if m, ok := resp.Request.Context().Value(infoKey{}).(*infoMark); ok && m.req == resp.Request {
+			return m.info, direct, true
 		}
 		resp = resp.Request.Response // the redirect that led here
 	}
-	return Info{}, false
+	return Info{}, false, false
 }
 
-type infoKey struct{} // context key of the Info in a response's request
+type infoKey struct{} // context key of *infoMark
+
+// An infoMark is the Info in a response's request. It counts for that request
+// alone, not for others that are made with its context.
+type infoMark struct {
+	req  *http.Request
+	info Info
+}
+
+// withInfo returns a copy of a request from which OperationFrom reads info.
+func withInfo(req *http.Request, info Info) *http.Request {
+	m := &infoMark{info: info}
+	m.req = req.WithContext(context.WithValue(req.Context(), infoKey{}, m))
+	return m.req
+}
 
 var outcomeNames = [...]string{"undecided", "succeeded", "rejected", "not sent", "unknown"}
 

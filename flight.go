@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -27,7 +28,7 @@ type flight struct {
 	template    *http.Request // of every attempt: no body, no GetBody
 	hasBody     bool
 	body        []byte
-	busy        bool            // no flight, but somebody who resolves or forgets the operation
+	exclusive   bool            // nobody may join: by Resume, or by somebody who resolves or forgets the operation
 	resumed     bool            // by Resume: nobody is told, and without an answer it stays pending
 	fromStore   bool            // resumed or redriven: the request comes from the record
 	withheld    []string        // then: headers that carried credentials and are not stored
@@ -47,6 +48,7 @@ type flight struct {
 
 	// Guarded by c.mu.
 	waiters  int
+	left     bool              // the last waiter has left: nobody may join any more
 	handles  []context.Context // of the Start calls whose caller will acknowledge
 	started  bool              // some waiter comes from Start
 	deadline time.Time         // the latest of the waiters'
@@ -54,6 +56,7 @@ type flight struct {
 
 	answered chan struct{} // closed when res is there
 	res      result        // written before answered is closed
+	landed   chan struct{} // closed when the flight has left the client
 }
 
 // A result is what the callers of a flight are told.
@@ -69,6 +72,9 @@ type result struct {
 
 // operate sends a keyed request.
 func (c *Client) operate(req *http.Request, p *Provider, key chosenKey) (*http.Response, error) {
+	if key.op != nil {
+		key.first = key.op.take(c)
+	}
 	f, err := c.prepare(req, p, key)
 	if err != nil {
 		return nil, c.refuse(req, key, err)
@@ -78,7 +84,7 @@ func (c *Client) operate(req *http.Request, p *Provider, key chosenKey) (*http.R
 		return nil, c.refuse(req, key, err)
 	}
 	if !joined {
-		go f.run(nil)
+		go f.run(f.begin)
 	}
 	return c.await(f, req, key)
 }
@@ -102,7 +108,7 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 // been.
 func (c *Client) refuse(req *http.Request, key chosenKey, err error) error {
 	info := Info{ID: ID{Key: key.key}, Method: req.Method, Outcome: NotSent, Detail: detail(err)}
-	if key.given && !errors.Is(err, ErrKeyInvalid) && !errors.Is(err, ErrKeyReused) {
+	if key.given && !errors.Is(err, ErrKeyInvalid) && !errors.Is(err, ErrKeyReused) && !errors.Is(err, ErrNoKeys) {
 		earlier, findErr := c.Lookup(context.WithoutCancel(req.Context()), key.key)
 		switch {
 		case findErr != nil:
@@ -111,9 +117,9 @@ func (c *Client) refuse(req *http.Request, key chosenKey, err error) error {
 			info = earlier[0]
 		}
 	}
-	if key.op != nil {
+	if key.op != nil && key.first {
 		info.Metadata = key.op.op.Metadata
-		key.op.refuse(info)
+		key.op.tell(c, info, nil)
 	}
 	return &OperationError{Key: key.key, Attempts: info.Attempts, Outcome: info.Outcome, NotBefore: info.NotBefore, Err: err}
 }
@@ -129,10 +135,18 @@ func (c *Client) left(f *flight, key chosenKey, cause error) error {
 	return &OperationError{Key: key.key, Outcome: Unknown, Err: cause}
 }
 
+func newFlight(c *Client) *flight {
+	return &flight{c: c, answered: make(chan struct{}), landed: make(chan struct{})}
+}
+
 // prepare reads a request and makes the flight that would send it. It closes
-// the body.
+// the body, at the latest when the request's context ends.
 func (c *Client) prepare(req *http.Request, p *Provider, key chosenKey) (*flight, error) {
-	defer closeBody(req)
+	closed := sync.OnceFunc(func() { closeBody(req) })
+	defer closed()
+	if req.Body != nil {
+		defer context.AfterFunc(req.Context(), closed)()
+	}
 	if err := key.check(p, req); err != nil {
 		return nil, err
 	}
@@ -145,7 +159,8 @@ func (c *Client) prepare(req *http.Request, p *Provider, key chosenKey) (*flight
 		return nil, err
 	}
 
-	f := &flight{c: c, p: p, body: body, hasBody: req.Body != nil && req.Body != http.NoBody, answered: make(chan struct{})}
+	f := newFlight(c)
+	f.p, f.body, f.hasBody = p, body, req.Body != nil && req.Body != http.NoBody
 	var stated string
 	if key.op != nil {
 		f.meta.Metadata = key.op.op.Metadata
@@ -189,61 +204,84 @@ func (c *Client) readBody(req *http.Request) ([]byte, error) {
 func readUpTo(r io.Reader, limit, size int64) ([]byte, error) {
 	var buf bytes.Buffer
 	if size > 0 {
-		buf.Grow(int(min(size, limit)) + bytes.MinRead)
+		buf.Grow(int(min(size, limit, defaultMaxBody)) + bytes.MinRead)
 	}
 	_, err := buf.ReadFrom(io.LimitReader(r, limit))
 	return buf.Bytes(), err
 }
 
-// newTemplate returns the request that every attempt is a copy of. Without
-// GetBody, net/http does not resend it behind our back.
+// newTemplate returns the request that every attempt is a copy of. It shares
+// nothing with the caller's that the caller may change. Without GetBody,
+// net/http does not resend it behind our back.
 func (f *flight) newTemplate(req *http.Request, key string) *http.Request {
-	t := new(http.Request)
-	*t = *req
-	t.Header = req.Header.Clone()
+	u := *req.URL
+	t := &http.Request{
+		Method: req.Method, URL: &u, Host: req.Host, Header: req.Header.Clone(), Close: req.Close,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(f.body)),
+	}
 	if t.Header == nil {
 		t.Header = make(http.Header)
 	}
 	t.Header.Set(f.p.header(), f.p.wire(key))
-	t.Body, t.GetBody, t.Response = nil, nil, nil
-	t.ContentLength = int64(len(f.body))
-	t.TransferEncoding = nil
 	return t
 }
 
 // join enters a flight into the client, or joins the one of the same operation.
-// The callers' deadlines and their wish to acknowledge add up.
+// The callers' deadlines and their wish to acknowledge add up. Where nobody may
+// join, it waits until that flight has landed.
 func (c *Client) join(ctx context.Context, f *flight, op *Operation) (_ *flight, joined bool, err error) {
+	for {
+		running, err := c.tryJoin(ctx, f, op)
+		switch {
+		case err == nil && running == f:
+			return f, false, nil
+		case err == nil && !running.exclusive && !running.left:
+			f.limits.release()
+			return running, true, nil
+		case err == nil && ctx.Value(handlerKey{}) == running.id:
+			err = fmt.Errorf("%w: its handler is running", ErrInProgress)
+		case err == nil:
+			select {
+			case <-running.landed:
+				continue
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		f.limits.release()
+		return nil, false, err
+	}
+}
+
+// tryJoin returns the flight that has the operation now: f, if it was free.
+func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if running := c.flights[f.id]; running != nil {
-		f.limits.release()
-		if running.busy {
-			return nil, false, ErrInProgress
-		}
-		if running.fingerprint != f.fingerprint {
-			return nil, false, fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)
-		}
-		f, joined = running, true
-	} else if c.idle != nil {
-		f.limits.release()
-		return nil, false, ErrClosed
-	} else {
+	running := c.flights[f.id]
+	switch {
+	case running == nil && c.idle != nil:
+		return nil, ErrClosed
+	case running == nil:
+		running = f
 		c.flights[f.id] = f
+	case running.exclusive || running.left:
+		return running, nil
+	case running.fingerprint != f.fingerprint:
+		return nil, fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)
 	}
-	f.waiters++
+	running.waiters++
 	if d, ok := ctx.Deadline(); !ok {
-		f.endless = true
-	} else if d.After(f.deadline) {
-		f.deadline = d
+		running.endless = true
+	} else if d.After(running.deadline) {
+		running.deadline = d
 	}
 	if op != nil {
-		f.started = true
+		running.started = true
 		if !op.op.NoAck {
-			f.handles = append(f.handles, op.ctx)
+			running.handles = append(running.handles, op.ctx)
 		}
 	}
-	return f, joined, nil
+	return running, nil
 }
 
 // leave takes a waiter off a flight. The last one cancels it.
@@ -252,9 +290,10 @@ func (c *Client) leave(f *flight, cause error) (last bool) {
 	defer c.mu.Unlock()
 	f.waiters--
 	if f.waiters == 0 {
+		f.left = true
 		f.cancel(cause)
 	}
-	return f.waiters == 0
+	return f.left
 }
 
 // until returns the latest deadline of those who wait.
@@ -264,18 +303,14 @@ func (f *flight) until() (time.Time, bool) {
 	return f.deadline, !f.endless
 }
 
-// conclude tells the waiters, when nothing is left to be written. A resumed
-// flight goes on to its handler.
+// conclude tells the waiters, when nothing is left to be written. The flight is
+// off the client by then, so that a caller that comes back at once starts anew. A
+// resumed flight goes on to its handler.
 func (f *flight) conclude(res result) {
-	f.publish(res)
+	f.res = res
 	if !f.resumed {
 		f.land()
 	}
-}
-
-// publish tells the waiters. The flight stays in the client until land.
-func (f *flight) publish(res result) {
-	f.res = res
 	close(f.answered)
 }
 
@@ -284,7 +319,11 @@ func (f *flight) land() {
 	c := f.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.flights[f.id] != f {
+		return
+	}
 	delete(c.flights, f.id)
+	close(f.landed)
 	if c.idle != nil && len(c.flights) == 0 {
 		close(c.idle)
 	}
@@ -314,7 +353,7 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 	resp := new(http.Response)
 	*resp = *res.resp
 	resp.Header, resp.Trailer = res.resp.Header.Clone(), res.resp.Trailer.Clone()
-	resp.Request = req.WithContext(context.WithValue(req.Context(), infoKey{}, res.info))
+	resp.Request = withInfo(req, res.info)
 	if res.stream == nil {
 		resp.Body = io.NopCloser(bytes.NewReader(res.body))
 		if len(res.body) == 0 {

@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,10 +20,16 @@ func (p *pass) handle(rec Record) {
 		p.postponed(p.c.clock.now().Add(postponeBase))
 		return
 	}
-	f, err := p.c.resumption(p.ctx, &rec)
+	f, err := p.c.fromStore(p.ctx, &rec)
 	if err != nil {
 		p.failed(&rec, err)
 		return
+	}
+	f.resumed, f.exclusive = true, true
+	if d, ok := p.ctx.Deadline(); ok {
+		f.deadline = d
+	} else {
+		f.endless = true
 	}
 	defer f.limits.release()
 	defer f.cancel(nil)
@@ -30,7 +37,7 @@ func (p *pass) handle(rec Record) {
 		p.count(func(s *Summary) { s.Held++ })
 		return
 	}
-	defer f.landOnce()
+	defer f.land()
 	// What was listed may be settled, held or told since: only the record as
 	// it is now counts, as nobody else can change it any more.
 	now, err := p.c.store.Get(p.ctx, rec.ID)
@@ -40,11 +47,10 @@ func (p *pass) handle(rec Record) {
 	case err != nil:
 		p.unreadable(f, err)
 		return
-	case now.Epoch != rec.Epoch || now.Outcome != rec.Outcome || now.NotBefore != rec.NotBefore:
-		rec = *now
-		rec.Request, rec.Answer = nil, nil
-		f.take(rec)
 	}
+	rec = *now
+	rec.Request, rec.Answer = nil, nil
+	f.take(rec)
 	if !p.due(&rec) {
 		return
 	}
@@ -88,7 +94,7 @@ func (p *pass) decide(f *flight, rec *Record) bool {
 		decision = Send
 	}
 	if p.h.Before != nil {
-		if err := p.protect(func() error { decision = p.h.Before(p.ctx, f.info()); return nil }); err != nil {
+		if err := p.protect(func() error { decision = p.h.Before(f.handlerContext(p.ctx), f.info()); return nil }); err != nil {
 			p.failed(rec, err)
 			return false
 		}
@@ -198,7 +204,7 @@ func (p *pass) handOver(f *flight, now *Record) {
 		p.failed(now, err)
 		return
 	}
-	f.publish(res)
+	f.res = res
 	p.deliver(f)
 }
 
@@ -207,7 +213,7 @@ func (p *pass) deliver(f *flight) {
 	rec := f.rec
 	resp, err := f.res.response(f.template)
 	if err == nil {
-		err = p.protect(func() error { return p.h.Settled(p.ctx, f.res.info, resp) })
+		err = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })
 		resp.Body.Close()
 	}
 	if err == nil {
@@ -249,18 +255,30 @@ func (p *pass) tell(f *flight) {
 	if !p.tells(&f.rec) {
 		return
 	}
-	if err := p.protect(func() error { return p.h.Unknown(p.ctx, f.info()) }); err != nil {
+	info := f.info()
+	f.land() // the handler may resolve, redrive or forget it
+	if err := p.protect(func() error { return p.h.Unknown(p.ctx, info) }); err != nil {
 		p.failed(&f.rec, err)
 		return
 	}
-	told := f.rec
-	told.Told = true
-	told.Epoch++
-	told.Owner = p.c.session.Owner
-	told.Updated = p.c.clock.now()
-	if err := p.c.store.Save(f.writes(), told); err != nil {
+	err := p.c.exclusively(f.writes(), f.id, func(rec Record) error {
+		if rec.Outcome != Unknown || rec.Epoch != f.rec.Epoch+1 { // it has decided
+			return nil
+		}
+		rec.Told, rec.Request, rec.Answer = true, nil, nil
+		return p.c.store.Save(f.writes(), rec)
+	})
+	if err != nil {
 		p.notMine(&f.rec, err)
 	}
+}
+
+type handlerKey struct{} // context key of the ID whose handler is called
+
+// handlerContext returns the context for a handler that must not wait for its
+// own operation.
+func (f *flight) handlerContext(ctx context.Context) context.Context {
+	return context.WithValue(ctx, handlerKey{}, f.id)
 }
 
 // unreadable sets an operation aside whose record cannot be read. A missing

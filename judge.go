@@ -18,6 +18,7 @@ type exchange struct {
 	err     error
 	refused bool // refused by us: never handed to the transport
 	notSent bool // provably no byte was written
+	resent  bool // net/http has sent it more than once by itself
 	final   bool // unkeyed: cannot be sent again
 }
 

@@ -117,14 +117,14 @@ func (o *Operation) tell(c *Client, info Info, rec *Record) {
 	o.client, o.info, o.rec = c, info, rec
 }
 
-// refuse records that a request under the handle was refused, unless an earlier
-// one has become the operation.
-func (o *Operation) refuse(info Info) {
+// take binds the handle to the client whose request takes it, and reports
+// whether it was free.
+func (o *Operation) take(c *Client) (first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.client == nil {
-		o.info = info
-	}
+	first = o.client == nil
+	o.client = c
+	return first
 }
 
 // Info describes an operation.

@@ -44,8 +44,8 @@ type Options struct {
 	RateLimit float64  // attempts per second and origin, where the provider has no limit; 0 means none
 	Burst     int      // attempts at once under RateLimit; 0 means 1 s worth of them
 
-	MaxBodyBytes     int64 // longest body of a keyed request, which is kept in memory and in the store; 0 means 1 MiB
-	MaxResponseBytes int64 // longest answer of a keyed request that is buffered and stored; 0 means 1 MiB. A longer one streams
+	MaxBodyBytes     int64 // longest body of a keyed request, which is kept in memory and in the store; 0 means 1 MiB, more than 1 GiB means 1 GiB
+	MaxResponseBytes int64 // longest answer of a keyed request that is buffered and stored; 0 means 1 MiB, more than 1 GiB means 1 GiB. A longer one streams
 
 	// SealingKeys encrypt requests, answers and metadata in the store. The
 	// first seals, all of them open: rotate by putting a new one in front.
@@ -88,6 +88,7 @@ const (
 	defaultBackoffCap     = 30 * time.Second       // go-retryablehttp's RetryWaitMax
 	defaultMaxRetryAfter  = time.Minute
 	defaultMaxBody        = 1 << 20
+	largestBody           = 1 << 30 // bbolt's values are less than 2 GiB
 )
 
 // withDefaults returns checked options with every default filled in.
@@ -111,8 +112,8 @@ func (o *Options) withDefaults() (Options, error) {
 	r.BackoffBase = cmp.Or(r.BackoffBase, defaultBackoffBase)
 	r.BackoffCap = cmp.Or(r.BackoffCap, max(defaultBackoffCap, r.BackoffBase))
 	r.MaxRetryAfter = cmp.Or(r.MaxRetryAfter, defaultMaxRetryAfter)
-	r.MaxBodyBytes = cmp.Or(r.MaxBodyBytes, defaultMaxBody)
-	r.MaxResponseBytes = cmp.Or(r.MaxResponseBytes, defaultMaxBody)
+	r.MaxBodyBytes = min(cmp.Or(r.MaxBodyBytes, defaultMaxBody), largestBody)
+	r.MaxResponseBytes = min(cmp.Or(r.MaxResponseBytes, defaultMaxBody), largestBody)
 	if r.rnd == nil {
 		r.rnd = rand.Int64N
 	}

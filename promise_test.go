@@ -261,16 +261,16 @@ func TestEveryAttemptIsOurs(t *testing.T) {
 
 func TestNoByteBeforeTheRecord(t *testing.T) {
 	atDesk(t, oncehttp.Options{}, func(t *testing.T, d *desk) {
-		d.store.Before = func(op string, _ oncehttp.Record) {
+		slow := func(op string, _ oncehttp.Record) {
 			if op == "Begin" {
 				time.Sleep(time.Second)
-				d.wantWire(0, "before Begin")
+				d.wantWire(0, "while Begin is under way")
 			}
 		}
-		d.store.After = func(op string, _ oncehttp.Record) {
-			if op == "Begin" {
-				time.Sleep(time.Second)
-				d.wantWire(0, "inside Begin")
+		d.store.Before, d.store.After = slow, slow
+		d.onWire = func(*http.Request) {
+			if rec := d.record("A"); rec.Epoch != 1 || len(rec.Request) == 0 {
+				t.Errorf("to be sent with the record %+v", rec)
 			}
 		}
 		d.charge(t.Context(), "A")
@@ -834,7 +834,7 @@ func TestNothingSentAfterWindow(t *testing.T) {
 		opts := shortWindow()
 		opts.Providers[0].AttemptTimeout, opts.MaxAttempts = 4*time.Minute, 2 // resent for 5 min
 		atDesk(t, opts, func(t *testing.T, d *desk) {
-			d.api.Script(oncehttptest.DropResponse(), oncehttptest.Fault{}) // the second: see below
+			d.api.Script(oncehttptest.DropResponse())
 			d.onWire = func(*http.Request) {
 				if len(d.api.Attempts()) == 1 {
 					d.clock = 5*time.Minute + time.Second // while the connection is made
@@ -844,17 +844,14 @@ func TestNothingSentAfterWindow(t *testing.T) {
 			d.wantWire(1, "on a connection that was there after the window")
 		})
 	})
-	t.Run("slow Authorize under a transport without hooks", func(t *testing.T) {
+	t.Run("rate limit, transport without hooks", func(t *testing.T) {
 		opts := shortWindow()
-		var d *desk
-		opts.MaxAttempts = 2
-		opts.RateLimit, opts.Burst = 0.001, 1
-		atDesk(t, opts, func(t *testing.T, desk *desk) {
-			d = desk
+		opts.MaxAttempts, opts.RateLimit, opts.Burst = 2, 0.001, 1
+		atDesk(t, opts, func(t *testing.T, d *desk) {
 			d.api.NoHooks = true
 			d.api.Script(oncehttptest.DropResponse())
 			d.wantOutcome(d.charge(t.Context(), "A"), oncehttp.Unknown)
-			d.wantWire(1, "after a wait for the rate limit that was longer than the window")
+			d.wantWire(1, "after a wait that was longer than the window")
 		})
 	})
 }

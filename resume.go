@@ -19,9 +19,11 @@ const (
 
 // A Handler finishes operations. Its functions are called concurrently, one at
 // a time for each operation, and must be repeatable: after a crash they are
-// called again. An error or a panic concerns its operation alone.
+// called again. An error or a panic concerns its operation alone. They must not
+// close the client.
 type Handler struct {
-	// Before is asked before anything of an unfinished operation is sent. nil
+	// Before is asked before anything of an unfinished operation is sent; the
+	// operation is in its pass's hands meanwhile. nil
 	// means: Send what nobody was told about, Hold what a caller was told
 	// about (outcome Unknown).
 	Before func(context.Context, Info) Decision
@@ -182,7 +184,7 @@ func (p *pass) due(rec *Record) bool {
 	case rec.Outcome == Unknown && p.h.Before == nil && !p.tells(rec):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
-	case rec.Outcome != Unknown && rec.NotBefore.After(c.clock.now()):
+	case rec.Outcome != Unknown && rec.Era == c.session.Era && rec.NotBefore.After(c.clock.now()):
 		p.postponed(rec.NotBefore)
 		return false
 	}

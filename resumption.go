@@ -7,13 +7,9 @@ import (
 	"net/url"
 )
 
-// resumption makes the flight of a record from a listing: it knows what the
-// operation is, not yet its request.
-func (c *Client) resumption(ctx context.Context, rec *Record) (*flight, error) {
-	f := &flight{
-		c: c, id: rec.ID, fingerprint: rec.Fingerprint, rec: *rec, before: rec.Attempts,
-		resumed: true, fromStore: true, waiters: 1, trace: c.tracerFor(ctx), answered: make(chan struct{}),
-	}
+// fromStore makes the flight of a record. It knows what the operation is, and
+// not yet its request.
+func (c *Client) fromStore(ctx context.Context, rec *Record) (*flight, error) {
 	meta, err := c.openMeta(rec)
 	if err != nil {
 		return nil, err
@@ -22,18 +18,14 @@ func (c *Client) resumption(ctx context.Context, rec *Record) (*flight, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: URL", ErrDamaged)
 	}
-	f.meta = meta
-	f.p = c.provider(u)
+	f := newFlight(c)
+	f.id, f.fingerprint, f.rec, f.before, f.meta = rec.ID, rec.Fingerprint, *rec, rec.Attempts, meta
+	f.fromStore, f.p, f.trace = true, c.provider(u), c.tracerFor(ctx)
+	f.rec.Request, f.rec.Answer = nil, nil
 	f.ctx, f.cancel = context.WithCancelCause(withoutHandle(ctx))
-	f.template = (&http.Request{
-		Method: meta.Method, URL: u, Host: meta.Host, Header: make(http.Header),
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-	}).WithContext(f.ctx)
+	f.template = &http.Request{Method: meta.Method, URL: u, Host: meta.Host}
 	if f.template.Host == "" {
 		f.template.Host = u.Host
-	}
-	if f.deadline, f.endless = ctx.Deadline(); true {
-		f.endless = !f.endless
 	}
 	f.limits = c.limits.get(rec.Origin)
 	return f, nil
@@ -95,14 +87,4 @@ func (f *flight) claim() error {
 	}
 	f.take(rec)
 	return nil
-}
-
-// landOnce lands a resumed flight, and tells those who joined it.
-func (f *flight) landOnce() {
-	select {
-	case <-f.answered:
-	default:
-		f.publish(result{info: f.info(), err: fmt.Errorf("%w: it is being resumed", ErrInProgress)})
-	}
-	f.land()
 }

@@ -18,6 +18,7 @@ const (
 
 // judge classifies an exchange and remembers what it means for later ones.
 func (f *flight) judge(x exchange) judgement {
+	f.earlier = f.earlier || x.resent
 	j := judge(f.p, x, f.earlier)
 	f.earlier = f.earlier || j.uncertain
 	f.sent = f.sent || !x.refused && !x.notSent
@@ -27,7 +28,6 @@ func (f *flight) judge(x exchange) judgement {
 // settle records what the attempts came to, durably where a loss would make a
 // lie of what is told, and tells it.
 func (f *flight) settle(a *call) {
-	f.made = a.attempts
 	closed := errors.Is(a.why, ErrClosed) || errors.Is(context.Cause(f.ctx), ErrClosed)
 	switch {
 	case a.verdict.next == settle:
@@ -39,7 +39,8 @@ func (f *flight) settle(a *call) {
 	case f.resumed && (a.verdict.next == again || a.verdict.reason == ReasonRefused || a.verdict.reason == ReasonGaveUp):
 		f.postpone(a)
 	case closed && f.fromStart():
-		f.interrupted(a)
+		f.rec.NotBefore, f.rec.Status = a.notBefore, a.last.status()
+		f.release(f.next(Undecided), fmt.Errorf("%w; the operation will be resumed", ErrClosed))
 	default:
 		f.unsettled(a)
 	}
@@ -67,25 +68,32 @@ func (f *flight) answer(a *call) {
 	} else {
 		c.acknowledged(&rec, f.p)
 	}
-	if rec.Outcome == Succeeded && !rec.AckDue {
-		f.rec = rec
-		res.info = f.info()
-		f.trace.settled(res.info)
-		f.publish(res)
-		c.saveSoon(rec, func(err error) {
+	f.rec = rec
+	if lazy := rec.Outcome == Succeeded && !rec.AckDue; lazy {
+		f.res = res
+		f.res.info = f.info()
+		f.c.saveSoon(rec, func(err error) {
 			if err != nil { // it stays pending: sent again within the window, and replayed by the server
-				f.trace.storeFailed(res.info, err)
+				f.trace.storeFailed(infoOf(&rec, &storedMeta{}), err)
 			}
 			f.land()
 		})
+		f.trace.settled(f.res.info)
+		close(f.answered)
 		return
 	}
 	err := c.store.Save(f.writes(), rec)
-	f.rec = rec
 	res.info = f.info()
 	if err != nil {
 		f.notRecorded(&res, err)
 	}
+	f.tell(res)
+}
+
+// tell concludes a flight that is recorded. The hook comes first: who is told
+// may rely on it.
+func (f *flight) tell(res result) {
+	f.res = res
 	f.trace.settled(res.info)
 	f.conclude(res)
 }
@@ -98,7 +106,7 @@ func (f *flight) notRecorded(res *result, err error) {
 	res.info.Acked = false
 	res.info.Detail = detail(err)
 	if res.info.Outcome == Rejected {
-		res.info.Outcome, res.info.Reason = Unknown, ReasonGaveUp
+		res.info.Outcome, res.info.Reason, res.rec = Unknown, ReasonGaveUp, nil
 	}
 	f.trace.storeFailed(res.info, err)
 }
@@ -110,13 +118,12 @@ func (f *flight) remove(cause error) {
 		res := result{info: f.info(), err: fmt.Errorf("%w (and its record could not be removed: %w)", cause, err)}
 		res.info.Outcome, res.info.Reason = Unknown, ReasonGaveUp
 		f.notRecorded(&res, err)
-		f.conclude(res)
+		f.tell(res)
 		return
 	}
 	res := f.refused(cause)
 	res.info.Attempts = f.made
-	f.trace.settled(res.info)
-	f.conclude(res)
+	f.tell(res)
 }
 
 // unsettled ends an operation without an answer: its callers are told so.
@@ -147,8 +154,7 @@ func (f *flight) unsettled(a *call) {
 // f.res, that is what the callers get; else the cause.
 func (f *flight) giveUp(reason Reason, cause error) {
 	rec := f.next(Unknown)
-	rec.Reason = reason
-	rec.Claims = 0
+	rec.Reason, rec.Claims, rec.Acked = reason, 0, false
 	f.meta.Detail = detail(cause)
 	rec.Meta = f.c.seal.seal(rec.ID, "meta", f.meta.encode())
 	err := f.c.store.Save(f.writes(), rec)
@@ -164,16 +170,7 @@ func (f *flight) giveUp(reason Reason, cause error) {
 			res.err = fmt.Errorf("%w (not recorded, so it may be resumed: %w)", res.err, err)
 		}
 	}
-	f.trace.settled(res.info)
-	f.conclude(res)
-}
-
-// interrupted leaves an operation of Start pending when the client is closed.
-func (f *flight) interrupted(a *call) {
-	f.rec = f.next(Undecided)
-	info := f.info()
-	f.trace.settled(info)
-	f.conclude(result{info: info, err: fmt.Errorf("%w; the operation will be resumed", ErrClosed)})
+	f.tell(res)
 }
 
 // How long a resumed operation without an answer rests: 1 s after its first
@@ -209,13 +206,11 @@ func (f *flight) release(rec Record, cause error) {
 	if err != nil {
 		f.notRecorded(&res, err)
 	}
-	f.trace.settled(res.info)
-	f.conclude(res)
+	f.tell(res)
 }
 
 // note records, when it costs nothing, how far a call is that waits.
 func (f *flight) note(a *call) {
-	f.made = a.attempts
 	rec := f.next(Undecided)
 	rec.NotBefore = a.notBefore
 	f.c.saveSoon(rec, func(error) {}) // a loss costs a few attempts more

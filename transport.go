@@ -22,14 +22,24 @@ import (
 type transport struct{ c *Client }
 
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t.c.inner.Timeout > 0 {
+		return t.c.withTimeout(req)
+	}
+	return t.c.send(req)
+}
+
+func (c *Client) send(req *http.Request) (*http.Response, error) {
 	p := &unlisted
 	if req.URL != nil {
-		p = t.c.provider(req.URL)
+		p = c.provider(req.URL)
 	}
-	if key, ok := t.c.keyOf(p, req); ok {
-		return t.c.operate(req, p, key)
+	if info, direct, ok := operationBehind(req.Response); ok {
+		return c.follow(req, p, info, direct)
 	}
-	return t.c.plain(withoutTraces(p, req), p)
+	if key, ok := c.keyOf(p, req); ok {
+		return c.operate(req, p, key)
+	}
+	return c.plain(req, p)
 }
 
 // CloseIdleConnections lets http.Client.CloseIdleConnections reach the
@@ -45,6 +55,7 @@ type chosenKey struct {
 	key   string
 	given bool       // by the caller
 	op    *Operation // its handle; nil if there is none
+	first bool       // the request is the first that took the handle
 	err   error      // why it cannot be used
 }
 
@@ -52,7 +63,7 @@ type chosenKey struct {
 // operation.
 func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 	ctx := req.Context()
-	if followsOperation(req) || ctx.Value(withoutKeyKey{}) != nil {
+	if ctx.Value(withoutKeyKey{}) != nil {
 		return chosenKey{}, false
 	}
 	if op := operationFrom(ctx); op != nil && (takesHandle(req.Method) || p.keys(req.Method)) {
@@ -84,30 +95,26 @@ func takesHandle(method string) bool {
 	return slices.Contains([]string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete}, method)
 }
 
-// followsOperation reports whether a request is the GET that follows the 303
-// answer of an operation.
-func followsOperation(req *http.Request) bool {
-	if req.Response == nil {
-		return false
-	}
-	_, keyed := OperationFrom(req.Response)
-	return keyed
-}
-
-// withoutTraces removes an operation's traces from a request that is not to be
-// one: the handle that it passed by, which must not reach a request made below,
-// and the key that net/http copied from before a 303.
-func withoutTraces(p *Provider, req *http.Request) *http.Request {
-	if operationFrom(req.Context()) != nil {
-		req = req.WithContext(withoutHandle(req.Context()))
-	}
-	if followsOperation(req) && req.Header.Get(p.header()) != "" {
+// follow sends the request that net/http makes of an operation's redirect: the
+// GET after a 303, without key. If it fails, the operation has succeeded all the
+// same. Other redirects are refused: the http.Client above is not ours, and would
+// make a GET of a POST, or take its body elsewhere.
+func (c *Client) follow(req *http.Request, p *Provider, info Info, direct bool) (*http.Response, error) {
+	var resp *http.Response
+	err := ErrNotFollowed
+	if direct && req.Response.StatusCode != http.StatusSeeOther {
+		closeBody(req)
+	} else {
 		r := *req
 		r.Header = req.Header.Clone()
 		r.Header.Del(p.header())
-		return &r
+		r.Header.Del(c.providerAt(info.URL).header())
+		resp, err = c.plain(&r, p)
 	}
-	return req
+	if err != nil {
+		return nil, &OperationError{Key: info.Key, Attempts: info.Attempts, Outcome: info.Outcome, Err: err}
+	}
+	return resp, nil
 }
 
 // withoutHandle hides the context's operation, if there is one.
@@ -123,6 +130,9 @@ func withoutHandle(ctx context.Context) context.Context {
 func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" {
 		return c.base.RoundTrip(req) // as net/http: perhaps a registered protocol, else its error
+	}
+	if operationFrom(req.Context()) != nil { // passed by; it must not reach a request made below
+		req = req.WithContext(withoutHandle(req.Context()))
 	}
 	origin := originOf(req.URL)
 	ctx := req.Context()
@@ -152,6 +162,44 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 		return a.last.resp, a.last.err
 	}
 	return nil, a.err()
+}
+
+// withTimeout sends a request within http.Client.Timeout, which covers
+// redirects and the reading of the body. It is kept here and not by the outer
+// http.Client, whose error would not tell what became of the operation.
+func (c *Client) withTimeout(req *http.Request) (*http.Response, error) {
+	deadline := time.Now().Add(c.inner.Timeout)
+	if req.Response != nil && req.Response.Request != nil {
+		if d, ok := req.Response.Request.Context().Deadline(); ok && d.Before(deadline) {
+			deadline = d
+		}
+	}
+	ctx, cancel := context.WithDeadlineCause(req.Context(), deadline, errClientTimeout)
+	resp, err := c.send(req.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	resp.Body = &timedBody{resp.Body, cancel}
+	return resp, nil
+}
+
+// A timedBody ends its request's timeout when it is closed.
+type timedBody struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (b *timedBody) Write(p []byte) (int, error) { // of a connection after 101
+	if w, ok := b.ReadCloser.(io.Writer); ok {
+		return w.Write(p)
+	}
+	return 0, errors.ErrUnsupported
+}
+
+func (b *timedBody) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
 }
 
 // plainSender makes the attempts of an unkeyed request.
@@ -263,12 +311,16 @@ func (k chosenKey) check(p *Provider, req *http.Request) error {
 	return checkKey(k.key, p.maxKey())
 }
 
-var errAttemptTimeout = &timeoutError{errors.New("oncehttp: attempt timed out; see Options.AttemptTimeout")}
+var (
+	errAttemptTimeout = &timeoutError{errors.New("oncehttp: attempt timed out; see Options.AttemptTimeout")}
+	errClientTimeout  = &timeoutError{errors.New("oncehttp: Options.HTTPClient.Timeout exceeded")}
+)
 
 // A timeoutError is a timeout as net/http has it.
 type timeoutError struct{ error }
 
-func (*timeoutError) Timeout() bool { return true }
+func (*timeoutError) Timeout() bool        { return true }
+func (*timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // mediaType returns the media type of a Content-Type, in lower case.
 func mediaType(contentType string) string {
