@@ -78,7 +78,8 @@ func (c *Client) Lookup(ctx context.Context, key string) ([]Info, error) {
 // not answered. The answer of an operation from [Start] or [Client.Resume] stays
 // to be acknowledged by a handler.
 //
-// Errors are [*OperationError], or [ErrNotFound].
+// The error is an [*OperationError], or that of reading the record:
+// [ErrNotFound], [ErrDamaged], [ErrSealed].
 func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
 	rec, err := c.store.Get(ctx, id)
 	if err != nil {
@@ -88,23 +89,17 @@ func (c *Client) Redrive(ctx context.Context, id ID) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	req := f.template.WithContext(ctx)
-	key := chosenKey{key: id.Key, given: true}
-	f, joined, err := c.join(ctx, f, nil)
-	if err != nil {
-		return nil, c.refuse(req, key, err)
-	}
-	if !joined {
-		go f.run(f.takeOver)
-	}
-	return c.await(f, req, key)
+	return c.fly(f, f.template.WithContext(ctx), chosenKey{key: id.Key}, f.takeOver)
 }
 
 // takeOver takes the operation over as its record is now.
-func (f *flight) takeOver() bool {
+func (f *flight) takeOver(a *call) bool {
 	old, err := f.c.store.Get(f.writes(), f.id)
 	if err == nil && old.Acked {
 		err = fmt.Errorf("%w: the request of an acknowledged operation is not kept", ErrNotRetained)
+	}
+	if err == nil && old.Fingerprint != f.fingerprint {
+		err = fmt.Errorf("%w: it was forgotten, and its key is used anew", ErrNotFound)
 	}
 	if err == nil {
 		err = f.load(old)
@@ -113,7 +108,7 @@ func (f *flight) takeOver() bool {
 		f.conclude(f.notBegun(err))
 		return false
 	}
-	return f.found(old, *old)
+	return f.found(a, old, *old)
 }
 
 // Resolve decides, on the word of a person or of a look-up at the provider, what
@@ -129,12 +124,11 @@ func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
 		switch {
 		case rec.Outcome == outcome && rec.Acked:
 			return nil
-		case rec.Outcome.answered():
+		case rec.Outcome.answered() && rec.Outcome != outcome:
 			return fmt.Errorf("oncehttp: the server has decided the operation (%v); it cannot be resolved otherwise", rec.Outcome)
 		}
-		rec.Outcome, rec.Reason, rec.Answer = outcome, NoReason, nil
+		rec.Outcome, rec.Reason = outcome, NoReason
 		c.acknowledged(&rec, c.providerOf(&rec))
-		rec.Answer = nil
 		return c.store.Save(ctx, rec)
 	})
 }
@@ -164,7 +158,13 @@ func (c *Client) exclusively(ctx context.Context, id ID, write func(Record) erro
 	rec.Epoch++
 	rec.Owner = c.session.Owner
 	rec.Updated = c.clock.now()
-	return write(*rec)
+	if err := write(*rec); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.held, id)
+	return nil
 }
 
 // Stats is the state of a client, for metrics and alarms.

@@ -19,6 +19,9 @@ import (
 // server redirects within its origin.
 func (f *flight) attempt(n int) (x exchange) {
 	f.made = n
+	if f.ctx.Err() != nil { // left before anything was sent
+		return exchange{err: context.Cause(f.ctx), refused: true}
+	}
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	defer func() {
 		if !x.streams {
@@ -30,10 +33,9 @@ func (f *flight) attempt(n int) (x exchange) {
 		timer = time.AfterFunc(timeout, func() { cancel(errAttemptTimeout) })
 		defer timer.Stop()
 	}
-	var conn connTrace
 	// net/http resends a request without body on a dead connection by itself:
 	// each connection is an attempt, and meets the window.
-	watched := conn.watch(ctx, func(n int, conn net.Conn) {
+	onConn := func(n int, conn net.Conn) {
 		if n > 1 {
 			f.resent.Add(1)
 		}
@@ -41,26 +43,28 @@ func (f *flight) attempt(n int) (x exchange) {
 			cancel(ErrWindowClosed)
 			hangUp(conn) // the end of the context alone does not stop net/http here
 		}
-	})
+	}
 
 	target := f.template.URL
 	var via []*http.Request
 	for {
-		req, err := f.request(watched, target)
+		req, err := f.request(ctx, target)
 		if err != nil {
 			return exchange{err: err, refused: len(via) == 0, resent: x.resent}
 		}
-		conns := conn.got.Load()
+		var conn connTrace
+		req = req.WithContext(conn.watch(ctx, onConn)) // not for what Authorize sends
 		x.resp, x.err = roundTrip(f.c.base, req)
-		x.resent = x.resent || conn.got.Load()-conns > 1
+		x.resent = x.resent || conn.got.Load() > 1
 		if x.err != nil {
 			if cause := context.Cause(ctx); errors.Is(cause, errAttemptTimeout) || errors.Is(cause, ErrWindowClosed) {
 				x.err = cause
 			}
-			x.notSent = conn.notSent(x.err)
+			x.notSent = conn.notSent(x.err) && len(via) == 0
 			return x
 		}
 		via = append(via, req)
+		x.url = target
 		if target = f.followed(x.resp, target, via); target == nil {
 			break
 		}
@@ -152,7 +156,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 // authorized reports whether a resumed request has credentials again.
 func (f *flight) authorized(req *http.Request) bool {
 	for name := range req.Header {
-		if f.c.opts.secret(name) {
+		if f.c.withheld(f.p, name) {
 			return true
 		}
 	}
@@ -215,7 +219,8 @@ func (f *flight) stream(x exchange, prefix []byte, cancel context.CancelCauseFun
 // cutShort reports whether a body that ends with its connection, without any
 // announced length, was cut: JSON that does not parse.
 func cutShort(resp *http.Response, body []byte) bool {
-	if resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0 || resp.ProtoMajor != 1 {
+	if resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0 || resp.ProtoMajor != 1 || resp.Header.Get("Content-Encoding") != "" ||
+		resp.Request != nil && resp.Request.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
 		return false
 	}
 	t := mediaType(resp.Header.Get("Content-Type"))

@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 // told before it is durable.
 //
 // A redriven operation comes from the store, and its record is taken over instead.
-func (f *flight) run(begin func() (ok bool)) {
+func (f *flight) run(begin func(*call) bool) {
 	defer f.limits.release()
 	defer func() {
 		if f.res.stream == nil {
@@ -31,7 +32,7 @@ func (f *flight) run(begin func() (ok bool)) {
 	}
 	a.permit = permit
 	defer func() { a.permit.done(ignored) }()
-	if begin() {
+	if begin(a) {
 		f.limits.budget.deposit(time.Now())
 		f.exchange(a)
 	}
@@ -89,7 +90,7 @@ var errPanicked = errors.New("oncehttp: a hook or the transport panicked")
 
 // begin makes the operation's record durable. It returns false if there is
 // nothing to send: then it has concluded the flight.
-func (f *flight) begin() bool {
+func (f *flight) begin(a *call) bool {
 	c := f.c
 	now := c.clock.now()
 	rec := f.rec
@@ -105,7 +106,7 @@ func (f *flight) begin() bool {
 		f.beginFailed(err)
 		return false
 	case existing != nil:
-		return f.found(existing, rec)
+		return f.found(a, existing, rec)
 	}
 	f.take(rec)
 	f.created = true
@@ -121,7 +122,7 @@ func (f *flight) sealRequest(rec *Record) {
 	header := make(http.Header, len(f.template.Header))
 	var withheld []string
 	for name, values := range f.template.Header {
-		if f.c.opts.secret(name) {
+		if f.c.withheld(f.p, name) {
 			withheld = append(withheld, name)
 			continue
 		}
@@ -148,20 +149,24 @@ func (f *flight) beginFailed(err error) {
 }
 
 // notBegun is the result of a request that did nothing. It is "not sent" only if
-// its key has no earlier record, which an earlier attempt may stand behind.
+// its key has no earlier record, which an earlier attempt may stand behind. If
+// that has the answer, nothing needs to be sent.
 func (f *flight) notBegun(err error) result {
-	res := f.refused(err)
-	if !f.rec.KeyGiven && !f.fromStore { // nobody can have used the key
-		return res
+	if f.fresh {
+		return f.refused(err)
 	}
-	old, getErr := f.c.store.Get(f.writes(), f.id)
+	old, getErr := f.c.store.Get(context.Background(), f.id)
 	switch {
+	case getErr == nil && old.Outcome == Succeeded && old.Fingerprint == f.fingerprint:
+		return f.replayed(old)
 	case getErr == nil:
 		if m, err := f.c.openMeta(old); err == nil {
 			f.meta = m
 		}
 		return f.asBefore(old, err)
-	case !errors.Is(getErr, ErrNotFound):
+	}
+	res := f.refused(err)
+	if !errors.Is(getErr, ErrNotFound) {
 		res.unsure()
 	}
 	return res
@@ -179,7 +184,7 @@ func (f *flight) take(rec Record) {
 }
 
 // found decides what becomes of a request whose key has a record.
-func (f *flight) found(old *Record, asked Record) bool {
+func (f *flight) found(a *call, old *Record, asked Record) bool {
 	c := f.c
 	switch {
 	case old.ID != asked.ID:
@@ -214,12 +219,13 @@ func (f *flight) found(old *Record, asked Record) bool {
 	asked.Epoch, asked.Owner, asked.Updated = old.Epoch+1, c.session.Owner, c.clock.now()
 	asked.Attempts = old.Attempts
 	asked.KeyGiven = asked.KeyGiven || old.KeyGiven
-	asked.AckDue = asked.AckDue || old.AckDue
+	asked.AckDue = asked.AckDue || old.AckDue && !old.Acked
 	if !f.fromStore {
+		f.keepBody(old)
 		f.sealRequest(&asked)
 	}
 
-	if err := f.waitUntil(asked.NotBefore); err != nil {
+	if err := f.waitUntil(a, asked.NotBefore); err != nil {
 		f.conclude(f.asBefore(old, err))
 		return false
 	}
@@ -245,9 +251,23 @@ func (c *Client) windowClosed(rec *Record) bool {
 	return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era
 }
 
+// keepBody takes the body from the record: one key, one body, to the byte. It
+// can differ in a multipart boundary.
+func (f *flight) keepBody(old *Record) {
+	part, err := f.c.seal.open(old.ID, "request", old.Request)
+	if err != nil || part == nil {
+		return
+	}
+	if r, err := decodeRequest(part); err == nil && !bytes.Equal(r.Body, f.body) {
+		f.body = r.Body
+		f.template.ContentLength = int64(len(r.Body))
+		f.template.Header.Set("Content-Type", r.Header.Get("Content-Type"))
+	}
+}
+
 // waitUntil waits for the time that the server asked for in an earlier answer,
-// if that is near.
-func (f *flight) waitUntil(t time.Time) error {
+// if that is near. The permit is returned meanwhile.
+func (f *flight) waitUntil(a *call, t time.Time) (err error) {
 	wait := t.Sub(f.c.clock.now())
 	if t.IsZero() || wait <= 0 {
 		return nil
@@ -255,11 +275,13 @@ func (f *flight) waitUntil(t time.Time) error {
 	if deadline, ok := f.until(); wait > f.c.opts.MaxRetryAfter || ok && time.Until(deadline) <= wait {
 		return fmt.Errorf("%w: the server asked not to come back before %v", ErrWaitTooLong, t.Format(time.RFC3339))
 	}
+	a.permit.done(ignored)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
+		a.permit, err = a.admit(f.ctx)
+		return err
 	case <-f.ctx.Done():
 		return context.Cause(f.ctx)
 	case <-f.c.closing:
@@ -272,8 +294,15 @@ func (f *flight) replay(old *Record) {
 	if whole, err := f.c.store.Get(f.writes(), old.ID); err == nil {
 		old = whole
 	}
-	f.rec = *old
-	res := result{info: f.info()}
+	if !old.Acked {
+		f.c.hold(f)
+	}
+	f.conclude(f.replayed(old))
+}
+
+// replayed is the result that a record's answer makes.
+func (f *flight) replayed(old *Record) result {
+	res := result{info: infoOf(old, &f.meta)}
 	res.info.Replayed = true
 	answer, err := f.c.answerOf(old)
 	if res.err = err; err == nil {
@@ -281,23 +310,31 @@ func (f *flight) replay(old *Record) {
 	}
 	if !old.Acked {
 		res.rec = old
-		f.c.hold(f)
 	}
-	f.conclude(res)
+	return res
 }
 
 // expired ends a request for an operation whose window is closed. One that
 // nobody was told about is unknown from now on.
 func (f *flight) expired(old *Record) {
-	f.rec = *old
+	reason, err := f.c.closedBy(old)
 	if old.Outcome == Undecided {
+		f.take(*old)
 		f.rec.Epoch++
 		f.rec.Owner = f.c.session.Owner
-		f.rec.Uncertain = true
-		f.giveUp(ReasonWindow, ErrWindowClosed)
+		f.earlier = true
+		f.giveUp(reason, err)
 		return
 	}
-	f.conclude(f.asBefore(old, ErrWindowClosed))
+	f.conclude(f.asBefore(old, err))
+}
+
+// closedBy says why the window of an operation is closed.
+func (c *Client) closedBy(rec *Record) (Reason, error) {
+	if rec.Era != c.session.Era {
+		return ReasonClock, fmt.Errorf("the clock went back: %w", ErrWindowClosed)
+	}
+	return ReasonWindow, ErrWindowClosed
 }
 
 // restore gives a record that was taken over the state it had.
@@ -315,8 +352,7 @@ func (f *flight) restore(old *Record, cause error) {
 // refused is the result of a request that was refused before anything was sent.
 func (f *flight) refused(err error) result {
 	return result{err: err, info: Info{
-		ID: f.id, Method: f.template.Method, URL: requestURL(f.template.URL), Metadata: f.meta.Metadata,
-		Outcome: NotSent, Detail: detail(err),
+		ID: f.id, Method: f.meta.Method, URL: f.meta.URL, Metadata: f.meta.Metadata, Outcome: NotSent, Detail: detail(err),
 	}}
 }
 

@@ -39,6 +39,7 @@ type Client struct {
 	mu      sync.Mutex               // guards the following
 	flights map[ID]*flight           // operations in flight here, until their last write is durable
 	held    map[ID][]context.Context // answers that wait for Operation.Ack, until the context has ended
+	telling map[ID]bool              // operations whose Unknown handler is being called
 	idle    chan struct{}            // closed when closing and no flight is left; nil before closing
 }
 
@@ -61,7 +62,8 @@ func Open(path string, opts *Options) (*Client, error) {
 }
 
 // New returns a client that keeps its operations in store, which stays the
-// caller's to close, after the client.
+// caller's to close, after the client. An opened store serves one client at a
+// time: clients are told apart by the store's session.
 func New(store KeyStore, opts *Options) (*Client, error) {
 	if store == nil {
 		return nil, errors.New("oncehttp: New with a nil KeyStore")
@@ -73,7 +75,7 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	c := &Client{
 		opts: o, store: store, clock: newClock(o.now),
 		closing: make(chan struct{}), stopped: make(chan struct{}),
-		flights: make(map[ID]*flight), held: make(map[ID][]context.Context),
+		flights: make(map[ID]*flight), telling: make(map[ID]bool), held: make(map[ID][]context.Context),
 	}
 	if c.seal, err = newSealer(o.SealingKeys); err != nil {
 		return nil, err
@@ -90,7 +92,8 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	if o.Logger != nil {
 		c.traces = append(c.traces, logTrace(o.Logger))
 	}
-	c.inner = cmp.Or(o.HTTPClient, &http.Client{})
+	inner := *cmp.Or(o.HTTPClient, &http.Client{}) // a copy: theirs may be replaced by ours
+	c.inner = &inner
 	if c.base = c.inner.Transport; c.base == nil {
 		c.base = http.DefaultTransport
 	}
@@ -214,7 +217,8 @@ func (c *Client) limitsOf(origin string) hostConfig {
 // others become unknown. When Shutdown returns, everything is durable.
 //
 // It returns ctx's cause if it had to cut off attempts, or the error of closing
-// the store.
+// the store. It waits for what it cuts off, so a Transport must honour its
+// requests' contexts; and it must not be called from a handler or a hook.
 func (c *Client) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	first := c.idle == nil

@@ -453,8 +453,7 @@ func (t shopTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 type shopConn struct {
 	net.Conn
 	shop  *shop
-	held  []byte // of an answer, not read yet
-	point string // at which to die instead of reading it
+	point string // at which to die instead of reading on
 }
 
 func (c *shopConn) Write(p []byte) (int, error) {

@@ -170,7 +170,10 @@ func (d deathCount) check(t *testing.T, prefix string, points []string) {
 	deathsMu.Lock()
 	defer deathsMu.Unlock()
 	for _, p := range points {
-		if d[prefix+p] == 0 && !t.Failed() && !testing.Short() {
+		if strings.HasPrefix(p, "inside ") && testing.Short() {
+			continue // once is not enough to be sure to hit a commit
+		}
+		if d[prefix+p] == 0 && !t.Failed() {
 			t.Errorf("nobody was killed at %q", prefix+p)
 		}
 	}

@@ -17,7 +17,7 @@ var (
 	ErrKeyReused     = errors.New("oncehttp: idempotency key was used for a different request")
 	ErrScope         = errors.New("oncehttp: idempotency key was used under another account or with other credentials; state Op.Scope")
 	ErrBodyTooLarge  = errors.New("oncehttp: request body is larger than MaxBodyBytes")
-	ErrInProgress    = errors.New("oncehttp: operation is in progress in another process")
+	ErrInProgress    = errors.New("oncehttp: operation is in progress elsewhere")
 	ErrWindowClosed  = errors.New("oncehttp: the server may have forgotten the idempotency key; look the operation up at the provider, then Resolve it")
 	ErrNoCredentials = errors.New("oncehttp: the operation had credentials, which are not stored; set Options.Authorize")
 	ErrMismatch      = errors.New("oncehttp: request differs from its record")
@@ -54,7 +54,7 @@ var (
 // response. Inside the [*url.Error] of a client it is found with [errors.As].
 type OperationError struct {
 	Key       string
-	Attempts  int       // HTTP exchanges so far
+	Attempts  int       // so far
 	Outcome   Outcome   // NotSent, Unknown, or what an earlier answer settled; Undecided: it will be resumed
 	NotBefore time.Time // the server asked not to come back before; zero means that it did not
 	Err       error     // what happened last

@@ -2,12 +2,14 @@ package oncehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +33,7 @@ type flight struct {
 	exclusive   bool            // nobody may join: by Resume, or by somebody who resolves or forgets the operation
 	resumed     bool            // by Resume: nobody is told, and without an answer it stays pending
 	fromStore   bool            // resumed or redriven: the request comes from the record
+	fresh       bool            // the key was made for this request: it cannot have a record
 	withheld    []string        // then: headers that carried credentials and are not stored
 	ctx         context.Context // of the attempts; ends when the last waiter has left
 	cancel      context.CancelCauseFunc
@@ -49,8 +52,9 @@ type flight struct {
 	// Guarded by c.mu.
 	waiters  int
 	left     bool              // the last waiter has left: nobody may join any more
+	told     bool              // some waiter has left, and was told that there is no answer
+	plain    bool              // some waiter does not come from Start
 	handles  []context.Context // of the Start calls whose caller will acknowledge
-	started  bool              // some waiter comes from Start
 	deadline time.Time         // the latest of the waiters'
 	endless  bool              // some waiter has no deadline
 
@@ -65,6 +69,7 @@ type result struct {
 	rec    *Record        // the stored answer that waits for Ack; nil if there is none
 	resp   *http.Response // nil with an error
 	body   []byte         // of resp, unless it streams
+	url    *url.URL       // of resp, if a redirect was followed
 	stream *stream        // for the first who takes it
 	err    error
 	panic  any // of user code; goes on in the callers
@@ -75,18 +80,26 @@ func (c *Client) operate(req *http.Request, p *Provider, key chosenKey) (*http.R
 	if key.op != nil {
 		key.first = key.op.take(c)
 	}
-	f, err := c.prepare(req, p, key)
-	if err != nil {
-		return nil, c.refuse(req, key, err)
+	f := newFlight(c)
+	if err := f.prepare(req, p, key); err != nil {
+		return f.refuse(req, key, err)
 	}
-	f, joined, err := c.join(req.Context(), f, key.op)
-	if err != nil {
-		return nil, c.refuse(req, key, err)
+	return c.fly(f, req, key, f.begin)
+}
+
+// fly enters a flight, or joins the one of the same operation, and waits for the
+// result.
+func (c *Client) fly(f *flight, req *http.Request, key chosenKey, begin func(*call) bool) (*http.Response, error) {
+	running, err := c.join(req.Context(), f, key.op)
+	switch {
+	case err != nil:
+		return f.refuse(req, key, err)
+	case running == f:
+		go f.run(begin)
+	default:
+		f.limits.release()
 	}
-	if !joined {
-		go f.run(f.begin)
-	}
-	return c.await(f, req, key)
+	return c.await(running, req, key)
 }
 
 // await waits for a flight's result on behalf of one caller.
@@ -94,41 +107,45 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 	ctx := req.Context()
 	select {
 	case <-f.answered:
+		return f.deliver(req, key)
+	default:
+	}
+	select {
+	case <-f.answered:
 	case <-ctx.Done():
 		if last := c.leave(f, context.Cause(ctx)); !last {
-			return nil, c.left(f, key, context.Cause(ctx))
+			return nil, c.left(f, req, key)
 		}
 		<-f.answered // what we are told must be durable first
 	}
 	return f.deliver(req, key)
 }
 
-// refuse returns the error of a request that never became part of an operation.
-// It was not sent; but with a key that was used before, the operation may have
-// been.
-func (c *Client) refuse(req *http.Request, key chosenKey, err error) error {
-	info := Info{ID: ID{Key: key.key}, Method: req.Method, Outcome: NotSent, Detail: detail(err)}
-	if key.given && !errors.Is(err, ErrKeyInvalid) && !errors.Is(err, ErrKeyReused) && !errors.Is(err, ErrNoKeys) {
-		earlier, findErr := c.Lookup(context.WithoutCancel(req.Context()), key.key)
-		switch {
-		case findErr != nil:
-			info.Outcome, info.NotRecorded = Unknown, true
-		case len(earlier) > 0:
-			info = earlier[0]
-		}
+// refuse tells one caller what a request came to that never became part of an
+// operation.
+func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Response, error) {
+	if f.limits != nil {
+		f.limits.release()
 	}
-	if key.op != nil && key.first {
-		info.Metadata = key.op.op.Metadata
-		key.op.tell(c, info, nil)
+	switch {
+	case f.id.Key == "", errors.Is(err, ErrKeyReused): // of this request, nothing was or will be sent
+		f.res = f.refused(err)
+		f.res.info.Key = key.key
+	default:
+		f.res = f.notBegun(err)
 	}
-	return &OperationError{Key: key.key, Attempts: info.Attempts, Outcome: info.Outcome, NotBefore: info.NotBefore, Err: err}
+	if key.op != nil && !key.first { // what its first request came to is not for this one to tell
+		key.op = nil
+	}
+	return f.deliver(req, key)
 }
 
 // left returns the error of a caller that leaves a flight to the others.
-func (c *Client) left(f *flight, key chosenKey, cause error) error {
+func (c *Client) left(f *flight, req *http.Request, key chosenKey) error {
+	cause := context.Cause(req.Context())
 	if key.op != nil {
 		key.op.tell(c, Info{
-			ID: f.id, Method: f.template.Method, URL: requestURL(f.template.URL), Metadata: key.op.op.Metadata,
+			ID: f.id, Method: req.Method, URL: requestURL(req.URL), Metadata: key.op.op.Metadata,
 			Outcome: Unknown, Reason: ReasonGaveUp, Detail: detail(cause),
 		}, nil)
 	}
@@ -139,51 +156,57 @@ func newFlight(c *Client) *flight {
 	return &flight{c: c, answered: make(chan struct{}), landed: make(chan struct{})}
 }
 
-// prepare reads a request and makes the flight that would send it. It closes
-// the body, at the latest when the request's context ends.
-func (c *Client) prepare(req *http.Request, p *Provider, key chosenKey) (*flight, error) {
+// prepare reads a request. It closes the body, at the latest when the request's
+// context ends.
+func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) (err error) {
 	closed := sync.OnceFunc(func() { closeBody(req) })
 	defer closed()
-	if req.Body != nil {
-		defer context.AfterFunc(req.Context(), closed)()
-	}
-	if err := key.check(p, req); err != nil {
-		return nil, err
-	}
-	timeout := c.opts.attemptTimeout(p)
-	if p.resendFor(timeout) <= 0 {
-		return nil, fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
-	}
-	body, err := c.readBody(req)
-	if err != nil {
-		return nil, err
-	}
-
-	f := newFlight(c)
-	f.p, f.body, f.hasBody = p, body, req.Body != nil && req.Body != http.NoBody
-	var stated string
+	f.p, f.meta.Method = p, req.Method
 	if key.op != nil {
 		f.meta.Metadata = key.op.op.Metadata
-		stated = key.op.op.Scope
 	}
-	f.meta.Method, f.meta.URL, f.meta.Host = req.Method, requestURL(req.URL), hostOverride(req)
+	if err := key.check(p, req); err != nil {
+		return err
+	}
+	f.identify(req, key)
+	timeout := f.c.opts.attemptTimeout(p)
+	if p.resendFor(timeout) <= 0 {
+		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
+	}
+	if f.hasBody = req.Body != nil && req.Body != http.NoBody; f.hasBody {
+		stop := context.AfterFunc(req.Context(), closed)
+		defer stop()
+		if f.body, err = f.c.readBody(req); err != nil {
+			return cmp.Or(context.Cause(req.Context()), err)
+		}
+	}
+	f.fingerprint = f.c.digest.fingerprint(p, req, f.body)
+	f.rec.Fingerprint = f.fingerprint
 	f.template = f.newTemplate(req, key.key)
-	f.id = ID{Key: key.key, Origin: originOf(req.URL), Scope: c.digest.scope(p, req, stated, c.opts.secret)}
-	f.fingerprint = c.digest.fingerprint(p, req, body)
-	f.rec = Record{ID: f.id, Fingerprint: f.fingerprint, KeyGiven: key.given, ScopeStated: stated != ""}
-	f.limits = c.limits.get(f.id.Origin)
-	f.trace = c.tracerFor(req.Context())
+	f.trace = f.c.tracerFor(req.Context())
 	// The flight outlives a caller that leaves it to others; the handle must
 	// not be taken by a request that is made below, such as one for a token.
 	f.ctx, f.cancel = context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))
-	return f, nil
+	return nil
 }
 
-// readBody returns the request's body, or nil if it has none.
-func (c *Client) readBody(req *http.Request) ([]byte, error) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return nil, nil
+// identify finds out which operation a request is.
+func (f *flight) identify(req *http.Request, key chosenKey) {
+	c := f.c
+	var stated string
+	if key.op != nil {
+		stated = key.op.op.Scope
 	}
+	secret := func(name string) bool { return c.withheld(f.p, name) }
+	f.id = ID{Key: key.key, Origin: originOf(req.URL), Scope: c.digest.scope(f.p, req, stated, secret)}
+	f.fresh = !key.given && (key.op == nil || key.first)
+	f.meta.URL, f.meta.Host = requestURL(req.URL), hostOverride(req)
+	f.rec = Record{ID: f.id, KeyGiven: key.given, ScopeStated: stated != ""}
+	f.limits = c.limits.get(f.id.Origin)
+}
+
+// readBody reads the request's body.
+func (c *Client) readBody(req *http.Request) ([]byte, error) {
 	limit := c.opts.MaxBodyBytes
 	if req.ContentLength > limit {
 		return nil, fmt.Errorf("%w (%d > %d); raise Options.MaxBodyBytes, or send it WithoutKey", ErrBodyTooLarge, req.ContentLength, limit)
@@ -226,34 +249,28 @@ func (f *flight) newTemplate(req *http.Request, key string) *http.Request {
 	return t
 }
 
-// join enters a flight into the client, or joins the one of the same operation.
-// The callers' deadlines and their wish to acknowledge add up. Where nobody may
-// join, it waits until that flight has landed.
-func (c *Client) join(ctx context.Context, f *flight, op *Operation) (_ *flight, joined bool, err error) {
+// join enters a flight into the client, and returns it, or the one of the same
+// operation that it has joined. Where nobody may join, it waits until that flight
+// has landed.
+func (c *Client) join(ctx context.Context, f *flight, op *Operation) (*flight, error) {
 	for {
 		running, err := c.tryJoin(ctx, f, op)
-		switch {
-		case err == nil && running == f:
-			return f, false, nil
-		case err == nil && !running.exclusive && !running.left:
-			f.limits.release()
-			return running, true, nil
-		case err == nil && ctx.Value(handlerKey{}) == running.id:
-			err = fmt.Errorf("%w: its handler is running", ErrInProgress)
-		case err == nil:
-			select {
-			case <-running.landed:
-				continue
-			case <-ctx.Done():
-				err = context.Cause(ctx)
-			}
+		if err != nil || !running.exclusive && !running.left {
+			return running, err
 		}
-		f.limits.release()
-		return nil, false, err
+		if ctx.Value(handlerKey{}) == running.id {
+			return nil, fmt.Errorf("%w: its handler is running", ErrInProgress)
+		}
+		select {
+		case <-running.landed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 
-// tryJoin returns the flight that has the operation now: f, if it was free.
+// tryJoin returns the flight that has the operation now: f, if it was free. The
+// callers' deadlines and their wish to acknowledge add up.
 func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,11 +292,10 @@ func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight
 	} else if d.After(running.deadline) {
 		running.deadline = d
 	}
-	if op != nil {
-		running.started = true
-		if !op.op.NoAck {
-			running.handles = append(running.handles, op.ctx)
-		}
+	if op == nil {
+		running.plain = true
+	} else if !op.op.NoAck {
+		running.handles = append(running.handles, op.ctx)
 	}
 	return running, nil
 }
@@ -289,6 +305,7 @@ func (c *Client) leave(f *flight, cause error) (last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f.waiters--
+	f.told = true
 	if f.waiters == 0 {
 		f.left = true
 		f.cancel(cause)
@@ -354,6 +371,12 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 	*resp = *res.resp
 	resp.Header, resp.Trailer = res.resp.Header.Clone(), res.resp.Trailer.Clone()
 	resp.Request = withInfo(req, res.info)
+	if res.url != nil {
+		resp.Request.URL = res.url
+		if loc, err := res.url.Parse(resp.Header.Get("Location")); err == nil && resp.Header.Get("Location") != "" {
+			resp.Header.Set("Location", loc.String()) // which may be relative to where the redirects led
+		}
+	}
 	if res.stream == nil {
 		resp.Body = io.NopCloser(bytes.NewReader(res.body))
 		if len(res.body) == 0 {
@@ -364,7 +387,7 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 	if !res.stream.take(req.Context()) {
 		return nil, fmt.Errorf("%w: it was longer than MaxResponseBytes, or an event stream, and went to another caller", ErrNotRetained)
 	}
-	resp.Header, resp.Trailer, resp.Body = res.resp.Header, res.resp.Trailer, res.stream
+	resp.Trailer, resp.Body = res.resp.Trailer, res.stream // the trailer is filled in at its end
 	return resp, nil
 }
 
@@ -373,7 +396,7 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 type stream struct {
 	io.Reader
 	body  io.ReadCloser
-	end   context.CancelCauseFunc // of the flight
+	end   context.CancelCauseFunc // of the attempt's context
 	taken atomic.Bool
 	stop  func() bool // ends the watch over the taker's context
 }

@@ -42,7 +42,7 @@ func (p *pass) handle(rec Record) {
 	// it is now counts, as nobody else can change it any more.
 	now, err := p.c.store.Get(p.ctx, rec.ID)
 	switch {
-	case errors.Is(err, ErrNotFound), err == nil && now.Acked:
+	case errors.Is(err, ErrNotFound), err == nil && (now.Acked || now.Fingerprint != rec.Fingerprint):
 		return
 	case err != nil:
 		p.unreadable(f, err)
@@ -55,6 +55,10 @@ func (p *pass) handle(rec Record) {
 		return
 	}
 	if rec.Outcome.answered() {
+		if rec.Claims >= poisonLimit {
+			p.tell(f) // its handler kills the process
+			return
+		}
 		p.handOver(f, now)
 		return
 	}
@@ -74,10 +78,8 @@ func (p *pass) decide(f *flight, rec *Record) bool {
 	pending := rec.Outcome == Undecided
 	rule, err := NoReason, error(nil)
 	switch {
-	case rec.Era != p.c.session.Era:
-		rule, err = ReasonClock, fmt.Errorf("the clock went back: %w", ErrWindowClosed)
 	case p.c.windowClosed(rec):
-		rule, err = ReasonWindow, ErrWindowClosed
+		rule, err = p.c.closedBy(rec)
 	case pending && rec.Claims >= poisonLimit:
 		rule, err = ReasonPoison, fmt.Errorf("the process died %d times while working on the operation", rec.Claims)
 	}
@@ -158,7 +160,7 @@ func (p *pass) send(f *flight) {
 		if a.verdict.reason == ReasonRefused || errors.Is(a.last.err, ErrNoCredentials) {
 			p.end(f.id)
 		}
-		p.postponed(f.rec.NotBefore)
+		p.postponed(later(f.rec.NotBefore, f.rec.RestUntil))
 	}
 }
 
@@ -222,17 +224,14 @@ func (p *pass) deliver(f *flight) {
 			return
 		}
 	}
-	p.failed(&rec, err)
 	again := f.next(rec.Outcome)
 	again.Status = rec.Status
 	again.Epoch++
 	again.Owner, again.Claims = "", 0
-	again.NotBefore = f.c.clock.now().Add(postponeBase)
+	again.RestUntil = f.c.clock.now().Add(postponeBase)
 	again.Answer = nil // stays as stored
-	if err := p.c.store.Save(f.writes(), again); err != nil {
-		p.failed(&rec, err)
-	}
-	p.count(func(s *Summary) { s.NextDue = earliest(s.NextDue, again.NotBefore) })
+	p.failed(&rec, errors.Join(err, p.c.store.Save(f.writes(), again)))
+	p.count(func(s *Summary) { s.NextDue = earliest(s.NextDue, again.RestUntil) })
 }
 
 // makeUnknown ends a pending operation by a rule, and tells the handler.
@@ -252,18 +251,38 @@ func (p *pass) makeUnknown(f *flight, reason Reason, cause error) {
 // tell tells the handler of an unknown operation.
 func (p *pass) tell(f *flight) {
 	p.count(func(s *Summary) { s.Unknown++ })
-	if !p.tells(&f.rec) {
+	if !p.tells(&f.rec) || !p.c.beginTelling(f.id) {
 		return
 	}
+	defer p.c.endTelling(f.id)
+	if f.rec.Claims >= 2*poisonLimit { // this handler kills the process, too
+		return
+	}
+	claimed := f.next(f.rec.Outcome)
+	claimed.Reason, claimed.Uncertain, claimed.Attempts = f.rec.Reason, f.rec.Uncertain, f.rec.Attempts
+	claimed.Epoch++
+	claimed.Owner, claimed.Claims = p.c.session.Owner, claimed.Claims+1
+	if err := p.c.store.Save(f.writes(), claimed); err != nil {
+		p.notMine(&f.rec, err)
+		return
+	}
+	f.take(claimed)
 	info := f.info()
+	if f.rec.Outcome.answered() {
+		info.Reason = ReasonPoison
+	}
 	f.land() // the handler may resolve, redrive or forget it
 	if err := p.protect(func() error { return p.h.Unknown(p.ctx, info) }); err != nil {
 		p.failed(&f.rec, err)
 		return
 	}
 	err := p.c.exclusively(f.writes(), f.id, func(rec Record) error {
-		if rec.Outcome != Unknown || rec.Epoch != f.rec.Epoch+1 { // it has decided
+		if rec.Acked || rec.Epoch != f.rec.Epoch+1 { // it has decided
 			return nil
+		}
+		rec.Claims = 0
+		if rec.Outcome.answered() {
+			rec.Claims = poisonLimit // only its other handler may be called
 		}
 		rec.Told, rec.Request, rec.Answer = true, nil, nil
 		return p.c.store.Save(f.writes(), rec)
@@ -271,6 +290,24 @@ func (p *pass) tell(f *flight) {
 	if err != nil {
 		p.notMine(&f.rec, err)
 	}
+}
+
+// beginTelling reserves the call of the Unknown handler, which runs while the
+// operation is in nobody's hands, for one pass at a time.
+func (c *Client) beginTelling(id ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.telling[id] {
+		return false
+	}
+	c.telling[id] = true
+	return true
+}
+
+func (c *Client) endTelling(id ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.telling, id)
 }
 
 type handlerKey struct{} // context key of the ID whose handler is called
@@ -296,12 +333,20 @@ type notRetained struct{ err error }
 
 func (n notRetained) Read([]byte) (int, error) { return 0, n.err }
 
-// protect calls user code; its panic is an error.
-func (p *pass) protect(f func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("oncehttp: handler panicked: %v", v)
-		}
+// protect calls user code. Its panic is an error, and so is its end of the
+// goroutine, which is therefore one of its own.
+func (p *pass) protect(f func() error) error {
+	err := errors.New("oncehttp: handler ended its goroutine")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if v := recover(); v != nil {
+				err = fmt.Errorf("oncehttp: handler panicked: %v", v)
+			}
+		}()
+		err = f()
 	}()
-	return f()
+	<-done
+	return err
 }

@@ -16,10 +16,11 @@ type exchange struct {
 	body    []byte
 	streams bool // too long, or an event stream: body is not buffered
 	err     error
-	refused bool // refused by us: never handed to the transport
-	notSent bool // provably no byte was written
-	resent  bool // net/http has sent it more than once by itself
-	final   bool // unkeyed: cannot be sent again
+	refused bool     // refused by us: never handed to the transport
+	notSent bool     // provably no byte was written
+	url     *url.URL // of the response: the target of the last redirect that was followed
+	resent  bool     // net/http has sent it more than once by itself
+	final   bool     // unkeyed: cannot be sent again
 }
 
 func (x *exchange) status() int {
@@ -91,6 +92,9 @@ func judge(p *Provider, x exchange, earlier bool) judgement {
 			return retry
 		}
 	case Stop:
+		if status == http.StatusTooManyRequests {
+			return judgement{next: stop, outcome: Unknown, reason: ReasonGaveUp}
+		}
 		if retriedStatus(status) || status == http.StatusConflict && earlier {
 			return unknown(ReasonGaveUp)
 		}

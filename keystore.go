@@ -89,7 +89,8 @@ type Record struct {
 
 	FirstSent   time.Time // beginning of the window
 	ResendUntil time.Time // no attempt starts after it
-	NotBefore   time.Time // no attempt starts before it; zero means any time
+	NotBefore   time.Time // the server asked not to come back before; zero means that it did not
+	RestUntil   time.Time // Resume leaves the operation alone until then; zero means that it need not
 	Updated     time.Time // of this write; also the store's mark of the wall clock
 	AnswerUntil time.Time // Answer may be dropped after it; zero means keep
 	KeepUntil   time.Time // an acknowledged record may be dropped after it; zero means keep

@@ -74,7 +74,9 @@ type Operation struct {
 	mu     sync.Mutex // guards the following
 	info   Info       // as last told
 	client *Client    // set when a request takes the operation
-	rec    *Record    // the answered record that waits for Ack; nil if there is none
+	rec    *Record    // the stored answer, for Ack; nil if there is none
+
+	acking sync.Mutex // one Ack at a time
 }
 
 // Key returns the idempotency key.
@@ -88,25 +90,32 @@ func (o *Operation) Info() Info {
 }
 
 // Ack acknowledges the answer: the caller has recorded it, and the operation
-// need not be handed over again. Acknowledging twice does nothing. It is an
+// need not be handed over again. Acknowledging again changes nothing. It is an
 // error that matches [ErrNotAnswered] if there is no answer to acknowledge.
 //
 // With a store that supports it, Ack takes part in the transaction that ctx
-// carries.
+// carries. If that is rolled back, the answer is not acknowledged, whatever
+// [Operation.Info] says: call Ack again.
 func (o *Operation) Ack(ctx context.Context) error {
+	o.acking.Lock()
+	defer o.acking.Unlock()
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.info.Acked {
+	client, rec, info := o.client, o.rec, o.info
+	o.mu.Unlock()
+	switch {
+	case rec == nil && info.Acked: // of itself: plain callers share the operation
 		return nil
+	case rec == nil:
+		return fmt.Errorf("%w (outcome %v): nothing to acknowledge", ErrNotAnswered, info.Outcome)
 	}
-	if o.rec == nil {
-		return fmt.Errorf("%w (outcome %v): nothing to acknowledge", ErrNotAnswered, o.info.Outcome)
-	}
-	if err := o.client.ack(ctx, *o.rec); err != nil {
+	if err := client.ack(ctx, *rec); err != nil {
 		return err
 	}
-	o.rec = nil
-	o.info.Acked = true
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.rec == rec {
+		o.info.Acked = true
+	}
 	return nil
 }
 
@@ -139,7 +148,7 @@ type Info struct {
 	Detail  string // the last error, for people; no header, body, userinfo or query value is in it
 
 	Status      int  // HTTP status of the last answer; 0 means none
-	Attempts    int  // HTTP exchanges so far, those of earlier processes included
+	Attempts    int  // so far, also in earlier processes, also those that did not reach the server
 	Replayed    bool // the answer came from the store; nothing was sent for it
 	NotRecorded bool // the answer could not be recorded; a restart will ask for it again
 	Acked       bool
@@ -155,7 +164,7 @@ type (
 )
 
 // WithoutKey returns a context whose requests are sent without an idempotency
-// key, whatever their method, and retried only if provably not sent.
+// key, whatever their method and header, and retried only if that is safe.
 func WithoutKey(ctx context.Context) context.Context {
 	return context.WithValue(ctx, withoutKeyKey{}, true)
 }
@@ -200,7 +209,7 @@ func checkKey(key string, longest int) error {
 	}
 	for i := range len(key) {
 		if key[i] <= ' ' || key[i] > '~' {
-			return fmt.Errorf("%w: character %d is %q, want visible ASCII", ErrKeyInvalid, i+1, key[i])
+			return fmt.Errorf("%w: character %d is not visible ASCII", ErrKeyInvalid, i+1)
 		}
 	}
 	return nil
@@ -330,17 +339,23 @@ func checkRequest(req *http.Request) error {
 		return fmt.Errorf("oncehttp: unsupported protocol scheme %q, want http or https", req.URL.Scheme)
 	case req.URL.Host == "":
 		return errors.New("oncehttp: no Host in request URL, want an absolute URL")
+	case strings.ContainsFunc(req.Method, notToken):
+		return fmt.Errorf("oncehttp: invalid method %q", req.Method)
 	}
 	return checkHeader(req.Header)
+}
+
+// notToken reports whether a character cannot be part of a method or of a
+// header's name: RFC 9110, section 5.6.2.
+func notToken(r rune) bool {
+	return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
 }
 
 // checkHeader reports a header that net/http would refuse to send, without
 // telling its value.
 func checkHeader(header http.Header) error {
 	for name, values := range header {
-		if name == "" || strings.ContainsFunc(name, func(r rune) bool {
-			return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-		}) {
+		if name == "" || strings.ContainsFunc(name, notToken) {
 			return fmt.Errorf("oncehttp: invalid header name %q", name)
 		}
 		for _, v := range values {

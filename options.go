@@ -150,7 +150,12 @@ func (o *Options) attemptTimeout(p *Provider) time.Duration {
 	return max(0, cmp.Or(o.AttemptTimeout, p.AttemptTimeout, defaultAttemptTimeout))
 }
 
-// secret reports whether a header is withheld from the store.
+// withheld reports whether a header carries credentials, and is not stored.
+func (c *Client) withheld(p *Provider, name string) bool {
+	return !strings.EqualFold(name, p.header()) && c.opts.secret(name)
+}
+
+// secret reports whether a header's name says credential.
 func (o *Options) secret(name string) bool {
 	has := func(list []string) bool {
 		return slices.ContainsFunc(list, func(n string) bool { return strings.EqualFold(n, name) })

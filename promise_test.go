@@ -147,7 +147,7 @@ func (d *desk) leavePending(order string) {
 	call.Wait()
 }
 
-// A pass is what one pass of Resume told its handler.
+// A resumed is what one pass of Resume told its handler.
 type resumed struct {
 	settled []string // orders
 	bodies  []string
@@ -486,6 +486,54 @@ func TestPoisonIsNotSentForEver(t *testing.T) {
 		}
 		if !slices.Equal(unknown, []string{"poison"}) {
 			t.Errorf("the handler was told %q, want poison", unknown)
+		}
+	})
+}
+
+// A handler that is the death of its process is not called for ever.
+func TestPoisonedHandlerIsNotCalledForEver(t *testing.T) {
+	atDesk(t, oncehttp.Options{}, func(t *testing.T, d *desk) {
+		d.charge(t.Context(), "A")
+		d.restart()
+		calls := 0
+		var unknown []string
+		for range 12 {
+			var next *oncehttptest.Store
+			d.client.Resume(t.Context(), oncehttp.Handler{
+				Settled: func(context.Context, oncehttp.Info, *http.Response) error {
+					calls++
+					next = d.store.Crash()
+					return nil
+				},
+				Unknown: func(_ context.Context, info oncehttp.Info) error {
+					unknown = append(unknown, info.Reason.String())
+					return nil
+				},
+			})
+			d.client.Close()
+			if next == nil {
+				next = d.store.Crash()
+			}
+			d.store = next
+			d.open()
+		}
+		if calls > 5 || !slices.Equal(unknown, []string{"poison"}) {
+			t.Errorf("called %d times, and told of %q", calls, unknown)
+		}
+	})
+}
+
+// A pass over little work takes no longer than the work: its workers do not wait
+// for their turns when nothing is left.
+func TestAPassOfOneIsAsLongAsItsOperation(t *testing.T) {
+	atDesk(t, oncehttp.Options{}, func(t *testing.T, d *desk) {
+		d.leavePending("A")
+		start := time.Now()
+		if r := d.resume(); len(r.settled) != 1 {
+			t.Errorf("settled %q", r.settled)
+		}
+		if took := time.Since(start); took > 0 {
+			t.Errorf("took %v of fake time, and the server answers at once", took)
 		}
 	})
 }

@@ -188,8 +188,8 @@ func (r *Record) flags() [6]*bool {
 }
 
 // times returns r's times in the order in which they are written.
-func (r *Record) times() [6]*time.Time {
-	return [...]*time.Time{&r.FirstSent, &r.ResendUntil, &r.NotBefore, &r.Updated, &r.AnswerUntil, &r.KeepUntil}
+func (r *Record) times() [7]*time.Time {
+	return [...]*time.Time{&r.FirstSent, &r.ResendUntil, &r.NotBefore, &r.RestUntil, &r.Updated, &r.AnswerUntil, &r.KeepUntil}
 }
 
 type headEncoder []byte

@@ -21,7 +21,7 @@ func goldenRecord() *Record {
 		Seq: 300, Epoch: 2, Owner: "owner", Era: 3,
 		Outcome: Unknown, Reason: ReasonStored, Told: true, ScopeStated: true, Uncertain: true,
 		Attempts: 4, Claims: 5, Status: 500,
-		FirstSent: at(1), ResendUntil: at(2), NotBefore: at(3), Updated: at(4), AnswerUntil: time.Time{}, KeepUntil: at(5),
+		FirstSent: at(1), ResendUntil: at(2), NotBefore: at(3), RestUntil: at(6), Updated: at(4), AnswerUntil: time.Time{}, KeepUntil: at(5),
 		Fingerprint: [32]byte{0: 0xaa, 31: 0xbb},
 		Meta:        []byte("meta"), Request: []byte("request"), Answer: []byte{},
 	}
@@ -29,10 +29,10 @@ func goldenRecord() *Record {
 
 // golden is goldenRecord in format 1, for ever.
 const golden = `
-	010000008c036b65791768747470733a2f2f6170692e6578616d706c652e636f6d06616363745f31ac0202056f776e657203
-	04022a080ae80782809abbd1b9a90684809abbd1b9a90686809abbd1b9a90688809abbd1b9a906ffffddf2dfffdfdc018a80
-	9abbd1b9a906aa000000000000000000000000000000000000000000000000000000000000bb056d6574610801d3b34b3672
-	657175657374eef21ead00000000`
+	0100000094036b65791768747470733a2f2f6170692e6578616d706c652e636f6d06616363745f31ac0202056f776e657203
+	04022a080ae80782809abbd1b9a90684809abbd1b9a90686809abbd1b9a9068c809abbd1b9a90688809abbd1b9a906ffffdd
+	f2dfffdfdc018a809abbd1b9a906aa000000000000000000000000000000000000000000000000000000000000bb056d6574
+	61080112abcc7472657175657374eef21ead00000000`
 
 func encodeWhole(r *Record) []byte {
 	return encodeRecord(r, newPart(r.Request), newPart(r.Answer))

@@ -36,8 +36,10 @@ type Handler struct {
 
 	// Unknown is told, until it returns nil once, of each operation that
 	// needs a decision: by [Client.Redrive], [Client.Resolve] or
-	// [Client.Forget]. Operations whose caller was told by this process are
-	// left out. nil means that nobody is told; see [Client.Operations].
+	// [Client.Forget], which it may call. Operations are left out whose
+	// caller was told by this process that there is no answer. An answer
+	// with [ReasonPoison] is one whose handling killed the process five
+	// times. nil means that nobody is told; see [Client.Operations].
 	Unknown func(context.Context, Info) error
 }
 
@@ -54,6 +56,7 @@ type Summary struct {
 
 // Limits of a pass.
 const (
+	resumeAhead   = 4096             // operations that wait for a worker
 	resumePage    = 256              // records listed at once
 	resumeWorkers = 8                // operations at once, per origin
 	resumeSpread  = time.Second      // over which the workers of an origin start
@@ -75,19 +78,25 @@ func (c *Client) Resume(ctx context.Context, h Handler) (Summary, error) {
 	if h.Settled == nil {
 		return Summary{}, errors.New("oncehttp: Handler.Settled is nil: nobody would record the answers")
 	}
-	p := &pass{c: c, h: h, ctx: ctx, began: c.clock.now(), queues: make(map[string]chan Record), ended: make(map[string]bool)}
+	p := &pass{c: c, h: h, ctx: ctx, began: c.clock.now(), queues: make(map[string]*queue), slots: make(chan struct{}, resumeAhead), ended: make(map[string]bool)}
 	err := p.run()
+	if err == nil {
+		err = p.stopped()
+	}
 	return p.sum, err
 }
 
 // Run calls [Client.Resume] at once, whenever something is due, and at least
-// every 30 s, until ctx ends, the client is closed, or the store cannot be read;
-// it returns the cause.
+// every 30 s, until ctx ends or the client is closed, and returns the cause.
+// Errors of the store are logged and traced.
 func (c *Client) Run(ctx context.Context, h Handler) error {
 	for {
 		sum, err := c.Resume(ctx, h)
-		if err != nil {
+		switch {
+		case h.Settled == nil, ctx.Err() != nil, c.isClosing():
 			return err
+		case err != nil:
+			c.traces.storeFailed(Info{}, err)
 		}
 		rest := runEvery
 		if !sum.NextDue.IsZero() {
@@ -110,8 +119,9 @@ type pass struct {
 	ctx   context.Context
 	began time.Time
 
-	queues  map[string]chan Record // by origin
-	late    []Record               // suspects: to be run alone, at the end
+	queues  map[string]*queue // by origin
+	slots   chan struct{}     // one for each record in a queue
+	late    []Record          // suspects: to be run alone, at the end
 	workers sync.WaitGroup
 
 	mu    sync.Mutex // guards the following
@@ -122,15 +132,15 @@ type pass struct {
 func (p *pass) run() error {
 	err := p.dispatch()
 	for _, q := range p.queues {
-		close(q)
+		close(q.records)
 	}
 	p.workers.Wait()
 	for _, rec := range p.late {
 		if err == nil && p.stopped() == nil {
-			p.handle(rec)
+			p.attend(rec)
 		}
 	}
-	return errors.Join(err, p.stopped())
+	return err
 }
 
 // stopped returns why the pass must end, or nil.
@@ -181,11 +191,11 @@ func (p *pass) due(rec *Record) bool {
 	case rec.Outcome.answered() && c.isHeld(rec.ID):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
-	case rec.Outcome == Unknown && p.h.Before == nil && !p.tells(rec):
+	case p.h.Before == nil && (rec.Outcome == Unknown || rec.Outcome.answered() && rec.Claims >= poisonLimit) && !p.tells(rec):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
-	case rec.Outcome != Unknown && rec.Era == c.session.Era && rec.NotBefore.After(c.clock.now()):
-		p.postponed(rec.NotBefore)
+	case rec.Outcome != Unknown && rec.Era == c.session.Era && later(rec.NotBefore, rec.RestUntil).After(c.clock.now()):
+		p.postponed(later(rec.NotBefore, rec.RestUntil))
 		return false
 	}
 	return true
@@ -221,40 +231,73 @@ func (p *pass) postponed(until time.Time) {
 	})
 }
 
-// give hands a record to a worker of its origin, and waits while they are busy.
+// give hands a record to the workers of its origin. It does not wait for them
+// but when resumeAhead records wait in all: a host that hangs does not hold up
+// the others.
 func (p *pass) give(rec Record) {
+	select {
+	case p.slots <- struct{}{}:
+	case <-p.ctx.Done():
+		return
+	case <-p.c.closing:
+		return
+	}
 	q := p.queues[rec.Origin]
 	if q == nil {
-		q = make(chan Record)
+		q = &queue{records: make(chan *Record, resumeAhead), done: make(chan struct{})}
 		p.queues[rec.Origin] = q
-		for i := range resumeWorkers {
-			p.workers.Go(func() { p.work(q, i) })
-		}
 	}
-	select {
-	case q <- rec:
-	case <-p.ctx.Done():
-	case <-p.c.closing:
+	q.records <- &rec // there is room: who has a slot
+	if q.workers < resumeWorkers {
+		first := q.workers == 0
+		q.workers++
+		p.workers.Go(func() { p.work(q, first) })
 	}
+}
+
+// A queue holds the records of one origin for its workers.
+type queue struct {
+	records chan *Record
+	workers int           // of the dispatcher
+	done    chan struct{} // closed when nothing is left
+	finish  sync.Once
 }
 
 // work handles the records of one origin. The first worker starts at once, the
 // others spread over resumeSpread, so that a restart is no storm.
-func (p *pass) work(q chan Record, i int) {
-	if i > 0 {
+func (p *pass) work(q *queue, first bool) {
+	if !first {
 		timer := time.NewTimer(uniform(resumeSpread, p.c.opts.rnd))
 		defer timer.Stop()
 		select {
 		case <-timer.C:
+		case <-q.done:
 		case <-p.ctx.Done():
 		case <-p.c.closing:
 		}
 	}
-	for rec := range q {
+	for rec := range q.records {
+		<-p.slots
 		if p.stopped() == nil {
-			p.handle(rec)
+			p.attend(*rec)
 		}
 	}
+	q.finish.Do(func() { close(q.done) })
+}
+
+// attend handles a record. Hooks that panic concern its operation alone.
+func (p *pass) attend(rec Record) {
+	err := p.protect(func() error { p.handle(rec); return nil })
+	if err != nil {
+		_ = p.protect(func() error { p.failed(&rec, err); return nil })
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func earliest(a, b time.Time) time.Time {

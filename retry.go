@@ -201,7 +201,7 @@ func (a *call) admit(ctx context.Context) (permit, error) {
 // health tells the breaker what an exchange says about the host.
 func (a *call) health(ctx context.Context) health {
 	switch {
-	case a.last.refused, a.last.status() == http.StatusTooManyRequests:
+	case a.last.refused, errors.Is(a.last.err, ErrWindowClosed), a.last.status() == http.StatusTooManyRequests:
 		return ignored
 	case a.last.err != nil && ctx.Err() != nil: // the caller left
 		return ignored

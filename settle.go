@@ -28,6 +28,11 @@ func (f *flight) judge(x exchange) judgement {
 // settle records what the attempts came to, durably where a loss would make a
 // lie of what is told, and tells it.
 func (f *flight) settle(a *call) {
+	defer func() {
+		if a.last.streams && f.res.stream == nil {
+			a.last.resp.Body.Close()
+		}
+	}()
 	closed := errors.Is(a.why, ErrClosed) || errors.Is(context.Cause(f.ctx), ErrClosed)
 	switch {
 	case a.verdict.next == settle:
@@ -38,7 +43,7 @@ func (f *flight) settle(a *call) {
 		f.giveUp(ReasonWindow, a.err())
 	case f.resumed && (a.verdict.next == again || a.verdict.reason == ReasonRefused || a.verdict.reason == ReasonGaveUp):
 		f.postpone(a)
-	case closed && f.fromStart():
+	case closed && f.nobodyTold():
 		f.rec.NotBefore, f.rec.Status = a.notBefore, a.last.status()
 		f.release(f.next(Undecided), fmt.Errorf("%w; the operation will be resumed", ErrClosed))
 	default:
@@ -57,7 +62,7 @@ func (f *flight) answer(a *call) {
 		kept.Header.Del("Set-Cookie")
 		rec.Answer = c.seal.seal(rec.ID, "answer", kept.encode())
 	}
-	res := result{resp: x.resp, body: x.body}
+	res := result{resp: x.resp, body: x.body, url: x.url}
 	if x.streams {
 		res.stream = x.resp.Body.(*stream)
 	}
@@ -73,10 +78,10 @@ func (f *flight) answer(a *call) {
 		f.res = res
 		f.res.info = f.info()
 		f.c.saveSoon(rec, func(err error) {
+			f.land()
 			if err != nil { // it stays pending: sent again within the window, and replayed by the server
 				f.trace.storeFailed(infoOf(&rec, &storedMeta{}), err)
 			}
-			f.land()
 		})
 		f.trace.settled(f.res.info)
 		close(f.answered)
@@ -136,7 +141,7 @@ func (f *flight) unsettled(a *call) {
 	f.rec.Status = a.last.status()
 	left := f.ctx.Err() != nil || errors.Is(a.why, ErrClosed)
 	if a.last.resp != nil && !a.drained && !left {
-		f.res.resp, f.res.body = a.last.resp, a.last.body
+		f.res.resp, f.res.body, f.res.url = a.last.resp, a.last.body, a.last.url
 		if a.last.streams {
 			f.res.stream = a.last.resp.Body.(*stream)
 		}
@@ -186,10 +191,8 @@ func (f *flight) postpone(a *call) {
 	rec := f.next(Undecided)
 	passes := rec.Attempts / max(1, f.c.opts.MaxAttempts)
 	rest := backoffCeiling(passes, postponeBase, postponeCap)
-	rec.NotBefore = f.c.clock.now().Add(rest + uniform(rest/2, f.c.opts.rnd))
-	if a.notBefore.After(rec.NotBefore) {
-		rec.NotBefore = a.notBefore
-	}
+	rec.RestUntil = f.c.clock.now().Add(rest + uniform(rest/2, f.c.opts.rnd))
+	rec.NotBefore = a.notBefore
 	rec.Status = a.last.status()
 	f.release(rec, a.err())
 }
@@ -240,11 +243,12 @@ func (f *flight) ackDue() bool {
 	return f.rec.AckDue || len(f.handles) > 0
 }
 
-// fromStart reports whether some waiter comes from Start.
-func (f *flight) fromStart() bool {
+// nobodyTold reports whether the operation may stay pending when the client is
+// closed: all who wait come from Start, and none has left.
+func (f *flight) nobodyTold() bool {
 	f.c.mu.Lock()
 	defer f.c.mu.Unlock()
-	return f.started
+	return !f.plain && !f.told
 }
 
 // hold keeps Resume from handing over an answer that its caller has just got.

@@ -141,7 +141,7 @@ func logTrace(log *slog.Logger) *Trace {
 				"reason", i.Reason.String(), "status", i.Status, "attempts", i.Attempts, "detail", i.Detail)
 		},
 		StoreFailed: func(i Info, err error) {
-			log.Error("key store failed", "key", i.Key, "origin", i.Origin, "error", err)
+			log.Error("key store failed", "key", i.Key, "origin", i.Origin, "error", detail(err))
 		},
 		Breaker: func(i BreakerInfo) {
 			log.Warn("circuit breaker", "origin", i.Origin, "from", i.From, "to", i.To)

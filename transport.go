@@ -36,6 +36,9 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	if info, direct, ok := operationBehind(req.Response); ok {
 		return c.follow(req, p, info, direct)
 	}
+	if req.Context().Value(withoutKeyKey{}) != nil {
+		return c.plain(withoutHeader(req, p.header()), p)
+	}
 	if key, ok := c.keyOf(p, req); ok {
 		return c.operate(req, p, key)
 	}
@@ -63,9 +66,6 @@ type chosenKey struct {
 // operation.
 func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 	ctx := req.Context()
-	if ctx.Value(withoutKeyKey{}) != nil {
-		return chosenKey{}, false
-	}
 	if op := operationFrom(ctx); op != nil && (takesHandle(req.Method) || p.keys(req.Method)) {
 		k := chosenKey{key: op.op.Key, given: op.given, op: op}
 		if p.NoKeys {
@@ -105,16 +105,26 @@ func (c *Client) follow(req *http.Request, p *Provider, info Info, direct bool) 
 	if direct && req.Response.StatusCode != http.StatusSeeOther {
 		closeBody(req)
 	} else {
-		r := *req
-		r.Header = req.Header.Clone()
-		r.Header.Del(p.header())
-		r.Header.Del(c.providerAt(info.URL).header())
-		resp, err = c.plain(&r, p)
+		resp, err = c.plain(withoutHeader(req, p.header(), c.providerAt(info.URL).header()), p)
 	}
 	if err != nil {
 		return nil, &OperationError{Key: info.Key, Attempts: info.Attempts, Outcome: info.Outcome, Err: err}
 	}
 	return resp, nil
+}
+
+// withoutHeader returns the request, or a copy of it that lacks the headers.
+func withoutHeader(req *http.Request, names ...string) *http.Request {
+	for _, name := range names {
+		if len(req.Header.Values(name)) == 0 {
+			continue
+		}
+		r := *req
+		r.Header = req.Header.Clone()
+		r.Header.Del(name)
+		req = &r
+	}
+	return req
 }
 
 // withoutHandle hides the context's operation, if there is one.
@@ -149,6 +159,7 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 		return nil, err
 	}
 	a.permit = permit
+	defer func() { a.permit.done(ignored) }() // a transport may panic
 	a.limits.budget.deposit(time.Now())
 
 	a.attempt()
@@ -222,9 +233,9 @@ func idempotent(method string) bool {
 func (s *plainSender) hasBody() bool { return s.req.Body != nil && s.req.Body != http.NoBody }
 
 // replayable reports whether the request may be sent again after x, and
-// whether that makes sense: net/http refuses a bad header every time.
+// whether that makes sense: net/http refuses a bad request every time.
 func (s *plainSender) replayable(x exchange) bool {
-	return (s.idempotent || x.notSent) && (!s.hasBody() || s.req.GetBody != nil) && (x.err == nil || checkHeader(s.req.Header) == nil)
+	return (s.idempotent || x.notSent) && (!s.hasBody() || s.req.GetBody != nil) && (x.err == nil || checkRequest(s.req) == nil)
 }
 
 func (s *plainSender) attempt(n int) (x exchange) {

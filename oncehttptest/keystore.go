@@ -116,7 +116,7 @@ func sample(key string) oncehttp.Record {
 		Outcome: oncehttp.Undecided, Told: true,
 		KeyGiven: true, ScopeStated: true, AckDue: true, Uncertain: true,
 		Attempts: 2, Claims: 1, Status: 503,
-		FirstSent: base, ResendUntil: base.Add(time.Hour), NotBefore: base.Add(time.Second),
+		FirstSent: base, ResendUntil: base.Add(time.Hour), NotBefore: base.Add(time.Second), RestUntil: base.Add(2 * time.Second),
 		Updated: base.Add(time.Minute), AnswerUntil: base.Add(2 * time.Hour), KeepUntil: base.Add(3 * time.Hour),
 		Fingerprint: [32]byte{1, 2, 3, 31: 32},
 		Meta:        []byte("meta of " + key), Request: []byte("request of " + key),
@@ -125,7 +125,7 @@ func sample(key string) oncehttp.Record {
 
 // kept returns r as a store returns it: with its times cut.
 func kept(r oncehttp.Record) *oncehttp.Record {
-	for _, t := range []*time.Time{&r.FirstSent, &r.ResendUntil, &r.NotBefore, &r.Updated, &r.AnswerUntil, &r.KeepUntil} {
+	for _, t := range []*time.Time{&r.FirstSent, &r.ResendUntil, &r.NotBefore, &r.RestUntil, &r.Updated, &r.AnswerUntil, &r.KeepUntil} {
 		*t = t.UTC().Truncate(time.Microsecond)
 	}
 	return &r

@@ -252,7 +252,7 @@ func testTimes(t *storeTest) {
 		time.Now(),
 	} {
 		r := sample(fmt.Sprint(i))
-		r.FirstSent, r.ResendUntil, r.NotBefore, r.Updated, r.AnswerUntil, r.KeepUntil = at, at, at, at, at, at
+		r.FirstSent, r.ResendUntil, r.NotBefore, r.RestUntil, r.Updated, r.AnswerUntil, r.KeepUntil = at, at, at, at, at, at, at
 		t.begin(r)
 		t.holds(r)
 	}
