@@ -150,7 +150,7 @@ func (c *Client) exclusively(ctx context.Context, id ID, write func(Record) erro
 		}
 		return fmt.Errorf("%w: it is in flight here", ErrInProgress)
 	}
-	defer f.land()
+	defer f.land(false)
 	rec, err := c.store.Get(ctx, id)
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ func (f *flight) begin(a *call) bool {
 	c := f.c
 	now := c.clock.now()
 	rec := f.rec
-	rec.Epoch, rec.Owner, rec.Era = 1, c.session.Owner, c.session.Era
+	rec.Epoch, rec.Owner, rec.Era = c.firstEpoch(now), c.session.Owner, c.session.Era
 	rec.FirstSent, rec.Updated = now, now
 	rec.ResendUntil = now.Add(f.p.resendFor(c.opts.attemptTimeout(f.p)))
 	rec.AckDue = f.ackDue()
@@ -115,6 +115,15 @@ func (f *flight) begin(a *call) bool {
 		return false
 	}
 	return true
+}
+
+// firstEpoch returns an epoch for a new record that none before had: the handle
+// of an operation that was forgotten must not acknowledge the next one's answer.
+func (c *Client) firstEpoch(now time.Time) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.epoch = max(c.epoch+1, uint64(now.UnixMicro()))
+	return c.epoch
 }
 
 // sealRequest puts the request into the record. Credentials stay out.
@@ -138,7 +147,7 @@ func (f *flight) sealRequest(rec *Record) {
 // back, and that is no "not sent".
 func (f *flight) beginFailed(err error) {
 	res := f.notBegun(err)
-	if errors.Is(err, ErrStoreUncertain) {
+	if errors.Is(err, ErrStoreUncertain) && res.info.Outcome == NotSent {
 		res.unsure()
 		res.err = fmt.Errorf("%w; the operation may be resumed when it is opened again", err)
 	}
@@ -156,8 +165,11 @@ func (f *flight) notBegun(err error) result {
 		return f.refused(err)
 	}
 	old, getErr := f.c.store.Get(context.Background(), f.id)
+	read := f.fingerprint != [32]byte{} // else the request may be that of the record
 	switch {
-	case getErr == nil && old.Outcome == Succeeded && old.Fingerprint == f.fingerprint:
+	case getErr == nil && read && old.Fingerprint != f.fingerprint: // another request's: this one never ran
+		return f.refused(err)
+	case getErr == nil && read && old.Outcome == Succeeded:
 		return f.replayed(old)
 	case getErr == nil:
 		if m, err := f.c.openMeta(old); err == nil {
@@ -293,9 +305,6 @@ func (f *flight) waitUntil(a *call, t time.Time) (err error) {
 func (f *flight) replay(old *Record) {
 	if whole, err := f.c.store.Get(f.writes(), old.ID); err == nil {
 		old = whole
-	}
-	if !old.Acked {
-		f.c.hold(f)
 	}
 	f.conclude(f.replayed(old))
 }

@@ -40,6 +40,7 @@ type Client struct {
 	flights map[ID]*flight           // operations in flight here, until their last write is durable
 	held    map[ID][]context.Context // answers that wait for Operation.Ack, until the context has ended
 	telling map[ID]bool              // operations whose Unknown handler is being called
+	epoch   uint64                   // the last that began a record
 	idle    chan struct{}            // closed when closing and no flight is left; nil before closing
 }
 

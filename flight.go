@@ -326,13 +326,14 @@ func (f *flight) until() (time.Time, bool) {
 func (f *flight) conclude(res result) {
 	f.res = res
 	if !f.resumed {
-		f.land()
+		f.land(res.rec != nil)
 	}
 	close(f.answered)
 }
 
-// land takes the flight off the client: its last write is durable.
-func (f *flight) land() {
+// land takes the flight off the client: its last write is durable. waiting says
+// that its answer waits for those who will acknowledge it.
+func (f *flight) land(waiting bool) {
 	c := f.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -341,6 +342,9 @@ func (f *flight) land() {
 	}
 	delete(c.flights, f.id)
 	close(f.landed)
+	if waiting && len(f.handles) > 0 {
+		c.held[f.id] = append(stillAlive(c.held[f.id]), f.handles...)
+	}
 	if c.idle != nil && len(c.flights) == 0 {
 		close(c.idle)
 	}

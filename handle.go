@@ -37,7 +37,7 @@ func (p *pass) handle(rec Record) {
 		p.count(func(s *Summary) { s.Held++ })
 		return
 	}
-	defer f.land()
+	defer f.land(false)
 	// What was listed may be settled, held or told since: only the record as
 	// it is now counts, as nobody else can change it any more.
 	now, err := p.c.store.Get(p.ctx, rec.ID)
@@ -271,7 +271,7 @@ func (p *pass) tell(f *flight) {
 	if f.rec.Outcome.answered() {
 		info.Reason = ReasonPoison
 	}
-	f.land() // the handler may resolve, redrive or forget it
+	f.land(false) // the handler may resolve, redrive or forget it
 	if err := p.protect(func() error { return p.h.Unknown(p.ctx, info) }); err != nil {
 		p.failed(&f.rec, err)
 		return

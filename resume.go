@@ -23,7 +23,8 @@ const (
 // close the client.
 type Handler struct {
 	// Before is asked before anything of an unfinished operation is sent; the
-	// operation is in its pass's hands meanwhile. nil
+	// operation is in its pass's hands meanwhile, and a request for it waits,
+	// or, with Before's context, is refused. nil
 	// means: Send what nobody was told about, Hold what a caller was told
 	// about (outcome Unknown).
 	Before func(context.Context, Info) Decision

@@ -231,7 +231,7 @@ const drainLimit = 4096
 
 // drain gives up the body of an answer that is retried.
 func (a *call) drain() {
-	if a.last.resp != nil && (a.flight == nil || a.last.streams) {
+	if a.last.resp != nil && !a.drained && (a.flight == nil || a.last.streams) {
 		drain(a.last.resp.Body)
 		a.drained = true
 	}

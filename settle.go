@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 )
 
@@ -28,11 +29,6 @@ func (f *flight) judge(x exchange) judgement {
 // settle records what the attempts came to, durably where a loss would make a
 // lie of what is told, and tells it.
 func (f *flight) settle(a *call) {
-	defer func() {
-		if a.last.streams && f.res.stream == nil {
-			a.last.resp.Body.Close()
-		}
-	}()
 	closed := errors.Is(a.why, ErrClosed) || errors.Is(context.Cause(f.ctx), ErrClosed)
 	switch {
 	case a.verdict.next == settle:
@@ -40,10 +36,12 @@ func (f *flight) settle(a *call) {
 	case f.created && !f.sent:
 		f.remove(a.err())
 	case errors.Is(a.last.err, ErrWindowClosed), errors.Is(a.why, ErrWindowClosed) && f.resumed:
+		a.drain()
 		f.giveUp(ReasonWindow, a.err())
 	case f.resumed && (a.verdict.next == again || a.verdict.reason == ReasonRefused || a.verdict.reason == ReasonGaveUp):
 		f.postpone(a)
 	case closed && f.nobodyTold():
+		a.drain()
 		f.rec.NotBefore, f.rec.Status = a.notBefore, a.last.status()
 		f.release(f.next(Undecided), fmt.Errorf("%w; the operation will be resumed", ErrClosed))
 	default:
@@ -67,7 +65,6 @@ func (f *flight) answer(a *call) {
 		res.stream = x.resp.Body.(*stream)
 	}
 	if rec.AckDue {
-		c.hold(f)
 		waiting := rec
 		res.rec = &waiting
 	} else {
@@ -78,7 +75,7 @@ func (f *flight) answer(a *call) {
 		f.res = res
 		f.res.info = f.info()
 		f.c.saveSoon(rec, func(err error) {
-			f.land()
+			f.land(false)
 			if err != nil { // it stays pending: sent again within the window, and replayed by the server
 				f.trace.storeFailed(infoOf(&rec, &storedMeta{}), err)
 			}
@@ -148,6 +145,7 @@ func (f *flight) unsettled(a *call) {
 		f.giveUp(reason, a.why)
 		return
 	}
+	a.drain()
 	cause := a.err()
 	if f.ctx.Err() != nil {
 		cause = context.Cause(f.ctx)
@@ -188,6 +186,7 @@ const (
 
 // postpone leaves a resumed operation pending, for a later pass.
 func (f *flight) postpone(a *call) {
+	a.drain()
 	rec := f.next(Undecided)
 	passes := rec.Attempts / max(1, f.c.opts.MaxAttempts)
 	rest := backoffCeiling(passes, postponeBase, postponeCap)
@@ -251,26 +250,20 @@ func (f *flight) nobodyTold() bool {
 	return !f.plain && !f.told
 }
 
-// hold keeps Resume from handing over an answer that its caller has just got.
-func (c *Client) hold(f *flight) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(f.handles) > 0 {
-		c.held[f.id] = f.handles
-	}
-}
-
 // isHeld reports whether somebody in this process will acknowledge the answer.
 func (c *Client) isHeld(id ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, ctx := range c.held[id] {
-		if ctx.Err() == nil {
-			return true
-		}
+	if alive := stillAlive(c.held[id]); len(alive) > 0 {
+		c.held[id] = alive
+		return true
 	}
 	delete(c.held, id)
 	return false
+}
+
+func stillAlive(list []context.Context) []context.Context {
+	return slices.DeleteFunc(list, func(ctx context.Context) bool { return ctx.Err() != nil })
 }
 
 // acknowledged prepares a record for being acknowledged.
