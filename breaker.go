@@ -334,15 +334,9 @@ func (b *breaker) openUntil() time.Time {
 	return b.until
 }
 
-// wouldRefuse reports whether the breaker is open and will still be at the time
-// at: a wait that ends then is not worth beginning. It does not foresee how a
-// probe ends.
-func (b *breaker) wouldRefuse(at time.Time) bool {
-	return at.Before(b.openUntil())
-}
-
 // refusal returns the [*CircuitOpenError] that a request would meet at the time
-// at, nil if wouldRefuse is false.
+// at, nil if the breaker is not open now or will not be then: a wait that ends at
+// an open breaker is not worth beginning. It does not foresee how a probe ends.
 func (b *breaker) refusal(at time.Time) error {
 	if until := b.openUntil(); at.Before(until) {
 		return &CircuitOpenError{Host: b.host, Until: until}

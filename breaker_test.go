@@ -140,8 +140,8 @@ func TestBreakerSaysUntilWhen(t *testing.T) {
 			t.Errorf("openUntil %v, want %v", got, until)
 		}
 		for at, want := range map[time.Time]bool{time.Now(): true, until.Add(-1): true, until: false, until.Add(time.Hour): false} {
-			if got := b.wouldRefuse(at); got != want {
-				t.Errorf("wouldRefuse at %v: %v", at.Sub(until), got)
+			if got := b.refusal(at) != nil; got != want {
+				t.Errorf("refusal at %v: %v", at.Sub(until), got)
 			}
 			open, ok := errors.AsType[*CircuitOpenError](b.refusal(at))
 			if ok != want || ok && *open != (CircuitOpenError{"https://a", until}) {
@@ -152,8 +152,8 @@ func TestBreakerSaysUntilWhen(t *testing.T) {
 		if request(b, success) {
 			t.Error("allowed an instant too early")
 		}
-		time.Sleep(1)
-		if got := b.state(); got != "half-open" || !b.openUntil().IsZero() || b.wouldRefuse(time.Now()) {
+		time.Sleep(time.Nanosecond)
+		if got := b.state(); got != "half-open" || !b.openUntil().IsZero() || b.refusal(time.Now()) != nil {
 			t.Errorf("at the end it is %s until %v", got, b.openUntil())
 		}
 		if !request(b, success) {
@@ -181,7 +181,7 @@ func TestBreakerLetsOneProbeThrough(t *testing.T) {
 				t.Fatalf("beside the probe: %v, want open until %v", err, until)
 			}
 		}
-		if b.wouldRefuse(time.Now()) {
+		if b.refusal(time.Now()) != nil {
 			t.Error("it foresees that the probe fails")
 		}
 		probe.done(failure)
@@ -189,7 +189,7 @@ func TestBreakerLetsOneProbeThrough(t *testing.T) {
 			t.Errorf("after a bad probe: until %v, want %v", got, want)
 		}
 		time.Sleep(30 * time.Second)
-		if !request(b, success) || !request(b, success) {
+		if first, second := request(b, success), request(b, success); !first || !second {
 			t.Error("refused after a good probe")
 		}
 	})
@@ -228,7 +228,7 @@ func TestBreakerIsNotWedgedByALostProbe(t *testing.T) {
 			if _, err := b.allow(); !errors.Is(err, ErrCircuitOpen) {
 				t.Fatalf("too early beside the lost probe: %v", err)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			second, err := b.allow()
 			if err != nil {
 				t.Fatalf("the lost probe was not replaced: %v", err)
@@ -324,7 +324,7 @@ func TestBreakerTellsChangesInOrderAndWithoutLocks(t *testing.T) {
 			// All of these deadlock under a lock.
 			b.state()
 			b.openUntil()
-			b.wouldRefuse(time.Now())
+			b.refusal(time.Now())
 			if to == "half-open" {
 				b.probeOf().done(failure) // another change, from within
 			}
@@ -446,7 +446,7 @@ func TestBreakerHoldsUnderConcurrency(t *testing.T) {
 				}
 				p.done(min(health(r.IntN(12)), failure)) // most fail
 				b.state()
-				b.wouldRefuse(time.Now())
+				b.refusal(time.Now())
 			}
 		})
 	}
@@ -469,7 +469,7 @@ func TestBreakerSwitches(t *testing.T) {
 			t.Fatal("disabled: refused")
 		}
 	}
-	if off.state() != "disabled" || !off.openUntil().IsZero() || off.wouldRefuse(time.Time{}) || off.refusal(time.Time{}) != nil || !off.untouched(time.Now(), 0) {
+	if off.state() != "disabled" || !off.openUntil().IsZero() || off.refusal(time.Time{}) != nil || !off.untouched(time.Now(), 0) {
 		t.Error("disabled, and not as if closed")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -503,7 +503,7 @@ func TestBreakerIsForgottenOnlyWhenNothingIsLost(t *testing.T) {
 		if b.untouched(time.Now(), keep) {
 			t.Error("it is open")
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if !b.untouched(time.Now(), keep) {
 			t.Error("nobody wanted a probe for long")
 		}
@@ -543,11 +543,11 @@ func BenchmarkBreaker(b *testing.B) {
 			request(br, success)
 		}
 	})
-	b.Run("wouldRefuse", func(b *testing.B) {
+	b.Run("refusal", func(b *testing.B) {
 		br, at := newBreaker(nil, "https://a", nil), time.Now()
 		b.ReportAllocs()
 		for b.Loop() {
-			br.wouldRefuse(at)
+			br.refusal(at)
 		}
 	})
 }

@@ -140,7 +140,6 @@ func (b *bench) resume() (orders []string, sum oncehttp.Summary) {
 type spyStore struct {
 	oncehttp.LazyStore
 	before, after func(write string, rec oncehttp.Record) error // a before's error replaces the write
-	lazy          bool                                          // false: SaveSoon waits for release
 	mu            sync.Mutex
 	held          []func()
 	hold          bool

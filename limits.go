@@ -186,10 +186,6 @@ func (l *limits) stats() []hostStats {
 // lengthened. Bounding it is up to the caller.
 func (h *hostLimits) pause(until time.Time) { h.gate.pause(until) }
 
-// pausedUntil returns the end of the host's pause, the zero time if there is
-// none now.
-func (h *hostLimits) pausedUntil() time.Time { return h.gate.pausedUntil() }
-
 // wait waits out the host's pause and its rate limit; see [gate.wait].
 func (h *hostLimits) wait(ctx context.Context, closing <-chan struct{}) error {
 	return h.gate.wait(ctx, closing, h.origin)

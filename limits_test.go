@@ -333,7 +333,7 @@ func TestPauseHoldsEveryoneBackAndSpreadsThem(t *testing.T) {
 		start := time.Now()
 		h.pause(start.Add(20 * time.Second))
 		h.pause(start.Add(10 * time.Second)) // never shorter
-		if got := h.pausedUntil(); !got.Equal(start.Add(20 * time.Second)) {
+		if got := h.gate.pausedUntil(); !got.Equal(start.Add(20 * time.Second)) {
 			t.Errorf("paused until %v", got.Sub(start))
 		}
 		var mu sync.Mutex
@@ -362,7 +362,7 @@ func TestPauseHoldsEveryoneBackAndSpreadsThem(t *testing.T) {
 				break
 			}
 		}
-		if !h.pausedUntil().IsZero() {
+		if !h.gate.pausedUntil().IsZero() {
 			t.Error("still paused")
 		}
 	})
@@ -429,8 +429,8 @@ func TestPauseInThePastIsNone(t *testing.T) {
 		h := newTestLimits(hostConfig{}).get("https://a")
 		h.pause(time.Time{})
 		h.pause(time.Now())
-		if !h.pausedUntil().IsZero() {
-			t.Errorf("paused until %v", h.pausedUntil())
+		if !h.gate.pausedUntil().IsZero() {
+			t.Errorf("paused until %v", h.gate.pausedUntil())
 		}
 	})
 }
@@ -592,7 +592,7 @@ func TestRateHoldsUnderPausesAndCancellations(t *testing.T) {
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					if !h.pausedUntil().IsZero() {
+					if !h.gate.pausedUntil().IsZero() {
 						t.Errorf("seed %d: passed in a pause", seed)
 					}
 					passed = append(passed, time.Now())
