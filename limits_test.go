@@ -624,7 +624,7 @@ func TestKnownHostCostsNoAllocation(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		h := l.get("https://a")
 		_ = h.wait(context.Background(), nil)
-		h.breaker.wouldRefuse(epoch)
+		_ = h.breaker.refusal(epoch)
 		h.budget.deposit(time.Now())
 		h.release()
 	}); n != 0 {
