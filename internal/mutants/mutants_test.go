@@ -1,0 +1,300 @@
+//go:build mutants
+
+// Package mutants proves that the tests notice when a promise is broken: it
+// breaks the library in one place after another, and demands that the tests
+// that hold that promise fail. Run it with
+//
+//	go test -tags mutants ./internal/mutants
+package mutants
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/build"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A mutant is a change of the library, and the tests that must all fail then.
+type mutant struct {
+	name    string
+	edits   []edit
+	killers []string
+}
+
+// An edit replaces a text that occurs exactly once in the library.
+type edit struct{ old, new string }
+
+// The tests that may be named as killers are in these files, and no others are
+// compiled.
+var testFiles = []string{"promise_test.go", "crash_test.go", "crash_child_test.go", "export_test.go"}
+
+// A mutant may need several edits where a promise is kept twice: what is meant
+// to be sent is also compared with the record, and the window is checked again
+// when the connection is there.
+var (
+	noWindowCheck     = edit{"if now := f.c.clock.now(); now.After(f.rec.ResendUntil) {", "if now := f.c.clock.now(); now.After(f.rec.ResendUntil) && false {"}
+	noWindowAtConn    = edit{"if f.c.clock.now().After(f.rec.ResendUntil) {", "if false {"}
+	noWindowForRetry  = edit{"case a.flight != nil && now.Add(a.wait).After(a.flight.rec.ResendUntil):", "case false:"}
+	noWindowForStored = edit{"return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era", "return rec.Era != c.session.Era"}
+)
+
+var mutants = []mutant{
+	// No byte before the record.
+	{"sent while Begin is under way", []edit{{
+		"existing, err := c.store.Begin(f.ctx, rec)",
+		"var existing *Record\n\tvar err error\n\tgo c.store.Begin(f.ctx, rec)",
+	}}, []string{"TestNoByteBeforeTheRecord", "TestOneEffectWhereverACallIsKilled"}},
+	{"sent although Begin failed", []edit{{"case err != nil:\n\t\tf.beginFailed(err)", "case err != nil && false:\n\t\tf.beginFailed(err)"}}, []string{"TestNothingIsSentWithoutARecord"}},
+	{"record of a Begin whose caller left is kept", []edit{
+		{"if f.ctx.Err() != nil { // ended while Begin committed: undo it", "if false {"},
+		{"if f.ctx.Err() != nil { // left before anything was sent", "if false {"},
+	}, []string{"TestWhatWasBegunForNobodyIsUndone"}},
+
+	// One key, one request.
+	{"a fresh key for every attempt", []edit{
+		{"req.Header = f.template.Header.Clone()\n", "req.Header = f.template.Header.Clone()\n\treq.Header.Set(f.p.header(), NewKey())\n"},
+		{"case req.Header.Get(f.p.header()) != f.p.wire(f.rec.Key) ||", "case"},
+	}, []string{"TestOneKeyForAllAttempts", "TestTheSameKeyAfterARestart"}},
+	{"what is sent is not compared with the record", []edit{{
+		"if err := f.checkOut(req, target); err != nil {",
+		"if err := f.checkOut(req, target); err != nil && false {",
+	}}, []string{"TestWhatIsSentIsWhatWasRecorded"}},
+	{"GetBody is left on keyed requests", []edit{
+		{"req.Body = f.newBody()\n\tif authorize", "req.Body = f.newBody()\n\treq.GetBody = func() (io.ReadCloser, error) { return f.newBody(), nil }\n\tif authorize"},
+		{"req.ContentLength != t.ContentLength || req.GetBody != nil:", "req.ContentLength != t.ContentLength:"},
+	}, []string{"TestEveryAttemptIsOurs"}},
+	{"fingerprint ignores the body", []edit{{"writeField(h, body)\n", ""}}, []string{"TestKeyIsBoundToItsRequest"}},
+	{"fingerprint is not compared", []edit{{"case old.Fingerprint != asked.Fingerprint:", "case false:"}}, []string{"TestKeyIsBoundToItsRequest"}},
+	{"scope ignores the credentials", []edit{{"if len(names) == 0 && req.URL.User == nil {", "if true {"}}, []string{"TestTenantsNeverShareAnAnswer"}},
+	{"a redirect to another origin is followed", []edit{{" || originOf(to) != f.rec.Origin", ""}}, []string{"TestKeyStaysWithItsOrigin"}},
+	{"a redirected operation becomes a GET", []edit{{
+		"if _, direct, _ := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {",
+		"if false {",
+	}}, []string{"TestOperationNeverBecomesAGet"}},
+	{"the handle reaches requests below", []edit{{
+		"context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))",
+		"context.WithCancelCause(context.WithoutCancel(req.Context()))",
+	}}, []string{"TestTokenRequestDoesNotRunUnderTheOperation"}},
+	{"a POST without key is repeated", []edit{{"return (s.idempotent || x.notSent) &&", "return"}}, []string{"TestUnkeyedPostIsNotRepeated"}},
+
+	// Nothing forgotten.
+	{"an answer is stored lazily although it waits for Ack", []edit{{
+		"if lazy := rec.Outcome == Succeeded && !rec.AckDue; lazy {",
+		"if rec.Outcome == Succeeded {",
+	}}, []string{"TestAnswerThatWaitsForAckIsDurableWhenTold"}},
+	{"acknowledged before the handler", []edit{{
+		"err = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
+		"p.c.ack(f.writes(), rec)\n\t\terr = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
+	}}, []string{"TestAckComesAfterTheHandler", "TestOneEffectWhereverResumeIsKilled"}},
+	{"acknowledged although the handler failed", []edit{{
+		"err = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
+		"p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
+	}}, []string{"TestAckComesAfterTheHandler"}},
+	{"Resume takes its caller's answer", []edit{{"rec.Outcome.answered() && c.isHeld(rec.ID):", "false:"}}, []string{"TestAnswerIsItsCallersUntilTheyHaveGone"}},
+	{"what has succeeded is sent again", []edit{{"case old.Outcome == Succeeded:\n\t\tf.replay(old)\n\t\treturn false\n", ""}}, []string{"TestSucceededIsNotSentAgain"}},
+	{"an operation that Shutdown interrupts is told as failed", []edit{{"case closed && f.nobodyTold():", "case closed && false:"}}, []string{"TestShutdownLeavesStartedOperationsPending"}},
+	{"a claim is not durable", []edit{{
+		"if err := f.c.store.Save(f.writes(), rec); err != nil {\n\t\treturn err\n\t}\n\tf.take(rec)",
+		"f.c.saveSoon(rec, func(error) {})\n\tf.take(rec)",
+	}}, []string{"TestClaimIsDurableBeforeTheResumedSend", "TestPoisonIsNotSentForEver"}},
+	{"a claim is not counted", []edit{{"rec.Claims++\n", ""}}, []string{"TestPoisonIsNotSentForEver"}},
+
+	{"a handler that kills the process is called for ever", []edit{{"if rec.Claims >= poisonLimit {", "if false {"}}, []string{"TestPoisonedHandlerIsNotCalledForEver"}},
+
+	// Nothing late.
+	{"a retry after the window", []edit{noWindowForRetry, noWindowCheck, noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
+	{"a stored operation is sent after its window", []edit{noWindowForStored, noWindowCheck, noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
+	{"the window is not checked before an attempt", []edit{noWindowCheck}, []string{"TestNothingSentAfterWindow"}},
+	{"the window is not checked at the connection", []edit{noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
+	{"a step of the clock reopens the window", []edit{{"return marked.Truncate(time.Microsecond)", "return wall.Truncate(time.Microsecond)"}}, []string{"TestClockStepDoesNotReopenTheWindow"}},
+	{"an earlier era's window counts", []edit{{
+		"return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era",
+		"return c.clock.now().After(rec.ResendUntil)",
+	}}, []string{"TestClockStepDoesNotReopenTheWindow"}},
+
+	// Bounded amplification.
+	{"the budget never refuses", []edit{{"if !a.limits.budget.withdraw(time.Now()) {", "if false {"}}, []string{"TestRetriesAreBoundedInAnOutage"}},
+	{"Retry-After is ignored", []edit{{"after, asked = retryAfter(a.last.resp.Header, now)", "retryAfter(a.last.resp.Header, now)"}}, []string{"TestRetryAfterIsAMinimum", "TestALongRetryAfterIsRemembered"}},
+	{"the time the server asked for is forgotten", []edit{{"if t.IsZero() || wait <= 0 {", "if true {"}}, []string{"TestALongRetryAfterIsRemembered"}},
+	{"the breaker is told nothing", []edit{{"case a.last.err != nil, a.last.status() >= 500:\n\t\treturn failure", "case a.last.err != nil, a.last.status() >= 500:\n\t\treturn success"}}, []string{"TestBreakerOpensInAnOutage"}},
+	{"an abandoned permit is not returned", []edit{{"func (p permit) done(h health) {\n", "func (p permit) done(h health) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
+	{"the leader's end is the joiners'", []edit{{
+		"context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))",
+		"context.WithCancelCause(withoutHandle(req.Context()))",
+	}}, []string{"TestJoinersDoNotDependOnTheLeader"}},
+
+	// The truth about the outcome.
+	{"unknown is stored lazily", []edit{{
+		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", f.meta.encode())\n\terr := f.c.store.Save(f.writes(), rec)\n\tf.rec = rec\n\tres := f.res\n",
+		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", f.meta.encode())\n\tvar err error\n\tf.c.saveSoon(rec, func(error) {})\n\tf.rec = rec\n\tres := f.res\n",
+	}}, []string{"TestUnknownIsDurableWhenTold"}},
+	{"rejected is stored lazily", []edit{{"if lazy := rec.Outcome == Succeeded && !rec.AckDue; lazy {", "if !rec.AckDue {"}}, []string{"TestRejectionIsDurableWhenTold"}},
+	{"a rejection is told although it was not recorded", []edit{{"if res.info.Outcome == Rejected {", "if false {"}}, []string{"TestRejectionThatIsNotRecordedIsNotTold"}},
+	{"the record of what was not sent is kept", []edit{{
+		"if err := f.c.store.Delete(f.writes(), rec); err != nil {",
+		"_ = rec\n\tif err := error(nil); err != nil {",
+	}}, []string{"TestNotSentIsNeverSent"}},
+	{"not sent is told without evidence", []edit{{"return t.asked.Load() > 0 && t.got.Load() == 0 &&", "return t.got.Load() == 0 &&"}}, []string{"TestNotSentNeedsEvidence"}},
+	{"not sent forgets the attempts before", []edit{{"f.sent = f.sent || !x.refused && !x.notSent", "f.sent = !x.refused && !x.notSent"}}, []string{"TestNotSentNeedsEvidence"}},
+	{"not sent forgets earlier processes", []edit{{"case f.created && !f.sent:", "case !f.sent:"}}, []string{"TestNotSentNeedsEvidence"}},
+	{"Resume sends what a caller was told had failed", []edit{{"decision := Hold\n", "decision := Send\n"}}, []string{"TestUnknownIsNotResentByResume"}},
+	{"a 401 rejects what may have been charged", []edit{{"case status/100 == 4 && !earlier:", "case status/100 == 4:"}}, []string{"TestRefusalAtTheDoorSaysNothingOfEarlierAttempts"}},
+	{"what an earlier process sent is forgotten", []edit{{"f.rec, f.earlier, f.before = rec, rec.Uncertain, rec.Attempts", "f.rec, f.before = rec, rec.Attempts"}}, []string{"TestRefusalAtTheDoorSaysNothingOfEarlierAttempts"}},
+	{"a conflict with our own attempt is final", []edit{{"case status == http.StatusConflict && earlier:", "case false:"}}, []string{"TestConflictWithOurOwnAttemptIsWaitedFor"}},
+	{"a stored failure is retried", []edit{{"case status >= 500 && p.replayed(x.resp.Header):", "case false:"}}, []string{"TestStoredFailureIsNotRetried"}},
+	{"a cut answer without length is an answer", []edit{{"if err == nil && cutShort(resp, body) {", "if false {"}}, []string{"TestCutOffAnswerIsNoAnswer"}},
+	{"a cut answer is an answer", []edit{{"if err != nil {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)", "if err != nil && false {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)"}}, []string{"TestCutOffAnswerIsNoAnswer"}},
+
+	// Secrets.
+	{"credentials are stored", []edit{{"if f.c.withheld(f.p, name) {\n\t\t\twithheld = append(withheld, name)\n\t\t\tcontinue\n\t\t}\n", ""}, {"var withheld []string\n", "var withheld []string\n\t_ = withheld\n"}}, []string{"TestCredentialsAreNotStored"}},
+	{"a resumed operation goes without its credentials", []edit{{"if len(f.withheld) > 0 && !f.authorized(req) {", "if false {"}}, []string{"TestNothingIsResumedWithoutCredentials"}},
+}
+
+func TestMutantsAreNoticed(t *testing.T) {
+	lib := snapshot(t)
+	t.Run("unmutated", func(t *testing.T) {
+		var all []string
+		for _, m := range mutants {
+			all = append(all, m.killers...)
+		}
+		slices.Sort(all)
+		all = slices.Compact(all)
+		out, err := lib.test(t, nil, all)
+		if err != nil {
+			t.Fatalf("the tests fail without any mutation: %v\n%s", err, out)
+		}
+		for _, name := range all {
+			if !strings.Contains(out, "--- PASS: "+name+" ") {
+				t.Errorf("there is no test %s", name)
+			}
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	t.Run("mutated", func(t *testing.T) {
+		for _, m := range mutants {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				out, err := lib.test(t, m.edits, m.killers)
+				if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				for _, name := range m.killers {
+					if err == nil || !strings.Contains(out, "--- FAIL: "+name+" ") {
+						t.Errorf("%s did not notice:\n%s", name, out)
+					}
+				}
+			})
+		}
+	})
+}
+
+// A library is a copy of the module's source.
+type library struct {
+	dir   string
+	files map[string]string // by name: what can be mutated
+}
+
+func snapshot(t *testing.T) *library {
+	t.Helper()
+	lib := &library{dir: t.TempDir(), files: make(map[string]string)}
+	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "oncehttptest/*.go"} {
+		paths, err := filepath.Glob(filepath.Join("..", "..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			name, err := filepath.Rel(filepath.Join("..", ".."), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test := strings.HasSuffix(name, "_test.go")
+			if test && !slices.Contains(testFiles, name) {
+				continue
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := filepath.Join(lib.dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.WriteFile(to, text, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			if !test && filepath.Dir(name) == "." && strings.HasSuffix(name, ".go") {
+				lib.files[name] = string(text)
+			}
+		}
+	}
+	return lib
+}
+
+// test builds the library with edits, and runs tests. An error of building is a
+// fatal one: no mutant is noticed by the compiler.
+func (lib *library) test(t *testing.T, edits []edit, names []string) (out string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	overlay := lib.mutate(t, dir, edits)
+	bin := filepath.Join(dir, "oncehttp.test")
+	goTool := filepath.Join(build.Default.GOROOT, "bin", "go")
+	if _, err := os.Stat(goTool); err != nil {
+		goTool = "go"
+	}
+	compile := exec.CommandContext(t.Context(), goTool, "test", "-c", "-ldflags=-s -w", "-overlay", overlay, "-o", bin, ".")
+	compile.Dir = lib.dir
+	if out, err := compile.CombinedOutput(); err != nil {
+		t.Fatalf("does not build: %v\n%s", err, out)
+	}
+	run := exec.CommandContext(t.Context(), bin, "-test.v", "-test.short", "-test.timeout=60s", "-test.run=^("+strings.Join(names, "|")+")$")
+	run.Dir = dir
+	b, err := run.CombinedOutput()
+	return string(b), err
+}
+
+// mutate writes the edited files and returns the name of go's overlay for them.
+func (lib *library) mutate(t *testing.T, dir string, edits []edit) string {
+	t.Helper()
+	edited := make(map[string]string)
+	for _, e := range edits {
+		where, found := "", 0
+		for name, text := range lib.files {
+			if again, ok := edited[name]; ok {
+				text = again
+			}
+			if n := strings.Count(text, e.old); n > 0 {
+				where, found = name, found+n
+			}
+		}
+		if found != 1 {
+			t.Fatalf("found %d times, want once: %s", found, e.old)
+		}
+		text, ok := edited[where]
+		if !ok {
+			text = lib.files[where]
+		}
+		edited[where] = strings.Replace(text, e.old, e.new, 1)
+	}
+	replace := make(map[string]string)
+	for name, text := range edited {
+		to := filepath.Join(dir, fmt.Sprint("mutated_", name))
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		replace[filepath.Join(lib.dir, name)] = to
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return overlay
+}
