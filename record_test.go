@@ -69,8 +69,8 @@ func TestEveryFieldOfARecordIsKept(t *testing.T) {
 func randomRecord(random *rand.Rand) *Record {
 	r := new(Record)
 	v := reflect.ValueOf(r).Elem()
-	for i := range v.NumField() {
-		switch f := v.Field(i).Addr().Interface().(type) {
+	for _, field := range v.Fields() {
+		switch f := field.Addr().Interface().(type) {
 		case *ID:
 			*f = ID{randomText(random), randomText(random), randomText(random)}
 		case *time.Time:

@@ -49,10 +49,10 @@ func main() {
 		os.Exit(childMain(spec))
 	}
 	seed := flag.Uint64("seed", 0, "repeats the faults and the kills of a run; 0 means a random one")
-	orders := flag.Int("orders", 200, "number of orders, at least 20")
+	orders := flag.Int("orders", 200, "number of orders, at least 40")
 	verbose := flag.Bool("v", false, "show what the children say")
 	flag.Parse()
-	if *orders < 20 || flag.NArg() > 0 {
+	if *orders < 40 || flag.NArg() > 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -82,16 +82,17 @@ func run(ctx context.Context, out io.Writer, seed uint64, orders int, verbose bo
 	fmt.Fprintf(out, "quickstart -seed %d -orders %d\n", seed, orders)
 	start := time.Now()
 	table := make(results)
-	for _, s := range []scenario{storm(seed, orders, 4), afterWindow(5), outage(100, 3*time.Second)} {
+	scenarios := []scenario{storm(seed, orders, 4), afterWindow(5), outage(100, 2*time.Second)}
+	for _, s := range scenarios {
 		s.dir, s.verbose = filepath.Join(dir, s.name), verbose
 		fmt.Fprintf(out, "\n%s: %s\n", s.name, s.about)
 		if table[s.name], err = s.run(ctx, out); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	table.print(out, orders)
+	table.print(out, scenarios)
 	fmt.Fprintf(out, "\nfinished in %.1f s\n", time.Since(start).Seconds())
-	return table.verdict()
+	return table.verdict(scenarios)
 }
 
 // A scenario is what happens to every contender.
@@ -103,7 +104,7 @@ type scenario struct {
 	faults      faults        // of the server
 	rest        time.Duration // between a kill and the restart
 	window      time.Duration // that the provider's documentation states; 0 means 24 h
-	down        time.Duration // the server is down for so long, from the beginning
+	down        time.Duration // the server is down for so long, from the first request on
 
 	dir     string // for ledgers and stores
 	verbose bool
@@ -113,7 +114,7 @@ type scenario struct {
 func storm(seed uint64, orders, kills int) scenario {
 	s := scenario{
 		name:    "storm",
-		about:   fmt.Sprintf("%d orders; faults in about 30%% of the attempts; the child is killed %d times", orders, kills),
+		about:   fmt.Sprintf("%d orders; about 30%% of the attempts meet a fault; the child is killed %d times", orders, kills),
 		orders:  orders,
 		workers: 8,
 		faults:  stormFaults(seed),
@@ -131,12 +132,12 @@ func storm(seed uint64, orders, kills int) scenario {
 func afterWindow(orders int) scenario {
 	return scenario{
 		name:    "late restart",
-		about:   fmt.Sprintf("%d orders are charged, the child is killed before any answer, and restarted when the server has forgotten the keys", orders),
+		about:   fmt.Sprintf("%d orders are charged, the child is killed before any answer, and started again when the server has forgotten the keys", orders),
 		orders:  orders,
 		workers: orders,
 		kills:   []int{orders},
 		faults:  silentFaults(),
-		rest:    4 * time.Second,
+		rest:    realWindow + 500*time.Millisecond,
 		window:  statedWindow,
 	}
 }
@@ -192,65 +193,55 @@ func (s scenario) runOne(ctx context.Context, c contender, say func(string, ...a
 	srv := startServer(s.faults, s.kills)
 	defer srv.close()
 	if s.down > 0 {
-		srv.setDown(true)
-		time.AfterFunc(s.down, func() {
-			say("the server is back, after %d attempts", srv.wire())
-			srv.setDown(false)
-		})
+		srv.outage(s.down, func(requests int) { say("the server is back, after %d requests", requests) })
 	}
 	j := job{Contender: c.name, URL: srv.url, Dir: dir, Orders: s.orders, Workers: s.workers, Window: s.window, Verbose: s.verbose}
+	var kills []*strike
 	for {
-		killed, err := j.supervise(ctx, srv)
+		k, err := j.supervise(ctx, srv)
 		if err != nil {
 			return result{}, err
 		}
-		if !killed {
+		if k == nil {
 			break
 		}
-		n, charged := srv.lastKill()
-		say("killed with %d orders charged: %d requests on the wire without answer", charged, n)
+		kills = append(kills, k)
+		say("killed with %3d orders charged; requests on the wire, not answered: %d", k.charged, k.hit)
 		if !sleep(ctx, s.rest) {
 			return result{}, context.Cause(ctx)
 		}
 	}
-	r, err := count(srv, j)
-	r.took = time.Since(start)
-	say("done after %.1f s, %d requests", r.took.Seconds(), r.wire)
+	r, err := count(srv, j, kills)
+	say("done in %.1f s, with %d requests", time.Since(start).Seconds(), r.wire)
 	return r, err
 }
 
-// supervise runs one child to its end, or until the server has it killed.
-func (j job) supervise(ctx context.Context, srv *server) (killed bool, err error) {
+// supervise runs one child to its end. It returns the kill that was its end, or
+// nil if it had nothing left to do.
+func (j job) supervise(ctx context.Context, srv *server) (*strike, error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, exe)
 	cmd.Env = append(os.Environ(), childEnv+"="+j.String())
 	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // its end tells the child that we are gone
-		return false, err
+		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return false, err
+		return nil, err
 	}
-	dead := make(chan struct{})
-	srv.setKill(func() {
-		_ = cmd.Process.Kill() // SIGKILL; TerminateProcess on Windows
-		<-dead
-	})
+	srv.born(func() { _ = cmd.Process.Kill() }) // SIGKILL; TerminateProcess on Windows
 	err = cmd.Wait()
-	killed = srv.setKill(nil)
-	close(dead)
+	k := srv.died()
 	switch {
 	case ctx.Err() != nil:
-		return false, context.Cause(ctx)
-	case killed:
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("child: %w", err)
+		return nil, context.Cause(ctx)
+	case k == nil && err != nil:
+		return nil, fmt.Errorf("child: %w", err)
 	}
-	return false, nil
+	return k, nil
 }
 
 // sleep waits for d; it reports false if ctx ended first.

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,19 +25,21 @@ type server struct {
 	charges http.Handler
 
 	mu      sync.Mutex             // guards the following
-	down    bool                   // everything is answered 503
+	down    func()                 // called for each request, which is answered 503; nil if the server is up
 	charged map[string]bool        // orders that were charged at least once
 	flying  map[*http.Request]bool // requests that have arrived and are not answered
 	marks   []int                  // numbers of charged orders at which the child is killed
-	kill    func()                 // kills the child and returns when it is dead; nil without a child
-	killing bool                   // the child of this life has been killed
-	kills   []kill
+	kill    func()                 // sends the child its SIGKILL; nil without a child
+	struck  *strike                // the kill that the child of now has got; nil if none
 }
 
-// A kill is what the server saw of one.
-type kill struct {
-	charged int // orders that were charged by then
-	hit     int // requests that had arrived, and were not answered when the child was dead
+// A strike is what the server saw of a kill.
+type strike struct {
+	at      time.Time
+	charged int             // orders that were charged by then
+	flying  []*http.Request // requests that had arrived by then and were not answered
+	hit     int             // those of them that the child died without an answer to
+	dead    chan struct{}   // closed when the child is dead
 }
 
 // faults are what goes wrong between the child and the API. Attempts are told
@@ -50,29 +54,31 @@ type faults struct {
 // stormFaults are the faults of the storm.
 func stormFaults(seed uint64) faults {
 	return faults{seed: seed, rates: map[oncehttptest.Fault]float64{
-		oncehttptest.DropRequest():                    0.06, // the connection is reset, nothing was executed
-		oncehttptest.DropResponse():                   0.10, // it was executed, the connection is reset
-		oncehttptest.TruncateResponse(20):             0.06, // it was executed, the answer ends in its middle
-		oncehttptest.Status(503):                      0.06,
-		oncehttptest.Status(429, "Retry-After", "1"): 0.02,
+		oncehttptest.DropRequest():                   0.06, // the connection is reset, nothing was executed
+		oncehttptest.DropResponse():                  0.10, // it was executed, the connection is reset
+		oncehttptest.TruncateResponse(20):            0.06, // it was executed, the answer ends in its middle
+		oncehttptest.Status(503):                     0.06,
+		oncehttptest.Status(429, "Retry-After", "1"): 0.01,
 	}}
 }
 
+var outageFault = oncehttptest.Status(503)
+
 // A client stays away from the end of a key's window by a minute, for clocks and
-// delays, and the time of an attempt; so a window that is 2 s longer than that is
-// usable for 2 s. The server of the late restart forgets its keys after 3 s
-// instead, which spares the reader a minute.
+// delays, and the time of an attempt. So the window stated here is usable for
+// 1 s. The server of the late restart forgets its keys after 2 s instead, which
+// spares the reader the minute.
 const (
 	attemptTimeout = 5 * time.Second
-	statedWindow   = time.Minute + attemptTimeout + 2*time.Second
-	realWindow     = 3 * time.Second
+	statedWindow   = time.Second + time.Minute + attemptTimeout
+	realWindow     = 2 * time.Second
 )
 
-// silentFaults are the faults of the late restart: the first attempt of each
-// order is executed, and never answered.
+// silentFaults are the faults of the late restart: the first attempt to charge
+// an order is executed, and never answered.
 func silentFaults() faults {
 	return faults{window: realWindow, choose: func(a oncehttptest.Attempt) oncehttptest.Fault {
-		if a.N == 1 {
+		if a.N == 1 && a.Method == http.MethodPost {
 			return oncehttptest.Hold(-1)
 		}
 		return oncehttptest.Fault{}
@@ -88,8 +94,9 @@ func startServer(f faults, marks []int) *server {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		switch {
-		case s.down:
-			return oncehttptest.Status(503)
+		case s.down != nil:
+			s.down()
+			return outageFault
 		case f.choose != nil:
 			return f.choose(a)
 		}
@@ -114,6 +121,9 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.flying, r)
+		if k := s.struck; k != nil && r.Context().Err() != nil && slices.Contains(k.flying, r) {
+			k.hit++ // nobody was there any more to be answered
+		}
 	}()
 	s.api.ServeHTTP(w, r)
 }
@@ -128,34 +138,64 @@ func (s *server) charge(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(10 * time.Millisecond) // the bank
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	s.charges.ServeHTTP(w, r)
-
-	s.mu.Lock()
-	s.charged[orderOf(body)] = true
-	kill := s.kill
-	if len(s.marks) == 0 || len(s.charged) < s.marks[0] || kill == nil || s.killing {
-		s.mu.Unlock()
-		return
+	if k := s.strike(orderOf(body)); k != nil {
+		<-k.dead
 	}
-	s.killing = true
-	s.marks = s.marks[1:]
-	flying := make([]*http.Request, 0, len(s.flying))
-	for r := range s.flying {
-		flying = append(flying, r)
-	}
-	charged := len(s.charged)
-	s.mu.Unlock()
+}
 
-	kill()
-
+// strike counts a charge, and has the child killed if that makes a mark.
+func (s *server) strike(order string) *strike {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	hit := 0
-	for _, r := range flying {
-		if s.flying[r] {
-			hit++
-		}
+	s.charged[order] = true
+	if len(s.marks) == 0 || len(s.charged) < s.marks[0] || s.kill == nil || s.struck != nil {
+		return nil
 	}
-	s.kills = append(s.kills, struct{ charged, hit int }{charged, hit})
+	s.marks = s.marks[1:]
+	s.struck = &strike{at: time.Now(), charged: len(s.charged), flying: slices.Collect(maps.Keys(s.flying)), dead: make(chan struct{})}
+	s.kill()
+	return s.struck
+}
+
+// born tells how to kill the child that was started.
+func (s *server) born(kill func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kill, s.struck = kill, nil
+}
+
+// died tells that the child is dead. It returns the kill, or nil if the child
+// ended by itself.
+func (s *server) died() *strike {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.struck
+	s.kill, s.struck = nil, nil
+	if k != nil {
+		for _, r := range k.flying {
+			if s.flying[r] {
+				k.hit++
+			}
+		}
+		close(k.dead)
+	}
+	return k
+}
+
+// outage takes the server down until d after the first request, and calls back
+// then with the number of requests.
+func (s *server) outage(d time.Duration, back func(requests int)) {
+	first := sync.OnceFunc(func() {
+		time.AfterFunc(d, func() {
+			s.mu.Lock()
+			s.down = nil
+			s.mu.Unlock()
+			back(len(s.api.Attempts()))
+		})
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.down = first
 }
 
 // orderOf returns the order that a request is about.
@@ -163,14 +203,4 @@ func orderOf(body []byte) string {
 	var req struct{ Order string }
 	_ = json.Unmarshal(body, &req) // what cannot be read has no order
 	return req.Order
-}
-
-// setKill tells how to kill the child, nil when it has ended; then it reports
-// whether the server had it killed.
-func (s *server) setKill(kill func()) (killed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	killed = s.killing
-	s.kill, s.killing = kill, false
-	return killed
 }
