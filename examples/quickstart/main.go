@@ -41,6 +41,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -59,7 +60,7 @@ func main() {
 	if *seed == 0 {
 		*seed = 1 + rand.Uint64N(1e6)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Stdout, *seed, *orders, *verbose); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
