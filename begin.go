@@ -187,6 +187,7 @@ func (f *flight) notBegun(err error) result {
 // unsure marks a result whose record cannot be told: a restart may resume it.
 func (res *result) unsure() {
 	res.info.Outcome, res.info.Reason, res.info.NotRecorded = Unknown, ReasonGaveUp, true
+	res.info.Acked, res.info.Replayed, res.rec = false, false, nil
 }
 
 // take makes rec the flight's record, as it is in the store.

@@ -192,6 +192,15 @@ const (
 func (s *BoltStore) Purge(ctx context.Context, now time.Time, n int) (dropped int, done bool, err error) {
 	s.purgeMu.Lock()
 	defer s.purgeMu.Unlock()
+	if state := s.committedState(); outdated(state.mark, now, state.counts) {
+		err := s.write(ctx, func(t *boltTx) error {
+			t.state.mark, t.changed = latest(t.state.mark, keptTime(now)), true
+			return nil
+		})
+		if err != nil {
+			return 0, false, err
+		}
+	}
 	for n > 0 && !done {
 		ids, looked, next, err := s.purgeable(ctx, now, min(n, purgePage))
 		if err != nil {

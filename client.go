@@ -246,6 +246,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 		}
 	}
 	<-c.stopped
+	if first {
+		_ = c.keepMark() // the next opening knows a little less
+	}
 	if first && c.ownStore {
 		err = errors.Join(err, c.store.Close())
 	}
@@ -298,6 +301,9 @@ func (c *Client) purge() {
 			return
 		case <-ticker.C:
 		}
+		if err := c.keepMark(); err != nil {
+			c.traces.storeFailed(Info{}, err)
+		}
 		for done := false; !done && c.clock.trusted() && !c.isClosing(); {
 			var err error
 			if _, done, err = c.store.Purge(context.Background(), c.clock.now(), purgeBatch); err != nil {
@@ -306,4 +312,10 @@ func (c *Client) purge() {
 			}
 		}
 	}
+}
+
+// keepMark renews the store's mark of the clock.
+func (c *Client) keepMark() error {
+	_, _, err := c.store.Purge(context.Background(), c.clock.now(), 0)
+	return err
 }

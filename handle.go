@@ -272,22 +272,23 @@ func (p *pass) tell(f *flight) {
 		info.Reason = ReasonPoison
 	}
 	f.land(false) // the handler may resolve, redrive or forget it
-	if err := p.protect(func() error { return p.h.Unknown(p.ctx, info) }); err != nil {
-		p.failed(&f.rec, err)
-		return
-	}
+	failed := p.protect(func() error { return p.h.Unknown(p.ctx, info) })
 	err := p.c.exclusively(f.writes(), f.id, func(rec Record) error {
-		if rec.Acked || rec.Epoch != f.rec.Epoch+1 { // it has decided
+		if rec.Acked || rec.Epoch != f.rec.Epoch+1 { // the handler has decided
 			return nil
 		}
-		rec.Claims = 0
-		if rec.Outcome.answered() {
-			rec.Claims = poisonLimit // only its other handler may be called
+		rec.Request, rec.Answer = nil, nil
+		rec.Told = failed == nil
+		if rec.Claims--; !rec.Told { // only a death counts
+			rec.Owner, rec.RestUntil = "", p.c.clock.now().Add(postponeBase)
+			p.count(func(s *Summary) { s.NextDue = earliest(s.NextDue, rec.RestUntil) })
 		}
-		rec.Told, rec.Request, rec.Answer = true, nil, nil
 		return p.c.store.Save(f.writes(), rec)
 	})
-	if err != nil {
+	switch {
+	case failed != nil:
+		p.failed(&f.rec, errors.Join(failed, err))
+	case err != nil:
 		p.notMine(&f.rec, err)
 	}
 }

@@ -348,6 +348,27 @@ func TestClockAYearAheadForAMinute(t *testing.T) {
 	})
 }
 
+// A process in which nothing happens knows at its next start how late it was: a
+// clock that goes back meanwhile does not reopen a window.
+func TestAQuietStoreNoticesTheClockGoingBack(t *testing.T) {
+	var back atomic.Int64
+	opts := *oncehttp.Options{}.WithClock(func() time.Time { return time.Now().Add(-time.Duration(back.Load())) })
+	inBubble(t, opts, func(t *testing.T, b *bench) {
+		b.server.Script(oncehttptest.Hold(-1))
+		b.leavePending(t.Context(), "k", "1")
+		time.Sleep(23 * time.Hour) // and nothing is written
+		b.close()
+		b.store.LazyStore = b.store.LazyStore.(*oncehttptest.Store).Crash()
+		back.Store(int64(3 * time.Hour))
+		b.open()
+		time.Sleep(2 * time.Hour) // the server has forgotten the key
+		if orders, sum := b.resume(); len(orders) > 0 || sum.Unknown != 1 || b.wire() != 1 {
+			t.Errorf("%v, %+v, %d on the wire; want it unknown", orders, sum, b.wire())
+		}
+		b.wantEffects("1")
+	})
+}
+
 // A close-delimited answer over TLS is cut short: net/http sees a clean end.
 func TestCloseDelimitedTLSAnswerCutShort(t *testing.T) {
 	const answer = `{"id":"ch_1","object":"charge"}`

@@ -125,7 +125,7 @@ type Session struct {
 // cause; a write that has begun is waited for.
 //
 // All methods are safe for concurrent use. The client never has two writes of
-// one ID under way at once. A store keeps no reference to a record's slices
+// one ID under way at once, but for Ack, which may come at any time. A store keeps no reference to a record's slices
 // after it returns, and what it returns is the caller's.
 type KeyStore interface {
 	// Session returns this opening's session. Called again, it returns the
@@ -179,7 +179,13 @@ type KeyStore interface {
 	// after their AnswerUntil, acknowledged records after their KeepUntil.
 	// It looks at no more than n records, going on where the last call
 	// stopped, and returns how many it dropped something of. done says that
-	// the round through all records is complete.
+	// the round through all records is complete. Open records are not
+	// touched.
+	//
+	// While there are open records without answer, Purge, also with n 0,
+	// makes now the store's mark, durably, if it is more than a minute after
+	// it: a store in which nothing happens must notice, too, when it is
+	// opened next, that the clock went back.
 	Purge(ctx context.Context, now time.Time, n int) (dropped int, done bool, err error)
 
 	// Close makes all saved records durable and ends the session. The

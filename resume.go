@@ -209,7 +209,8 @@ func (o Outcome) answered() bool { return o == Succeeded || o == Rejected }
 // again, and not if a caller in this process was.
 func (p *pass) tells(rec *Record) bool {
 	toldHere := rec.Owner == p.c.session.Owner && rec.Reason == ReasonGaveUp
-	return p.h.Unknown != nil && !rec.Told && !toldHere
+	resting := rec.Era == p.c.session.Era && rec.RestUntil.After(p.c.clock.now())
+	return p.h.Unknown != nil && !rec.Told && !toldHere && !resting
 }
 
 func (p *pass) count(f func(*Summary)) {

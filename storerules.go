@@ -56,6 +56,11 @@ func (c *Counts) open(o Outcome, n int) {
 // means for ever.
 func due(until, now time.Time) bool { return !until.IsZero() && now.After(until) }
 
+// outdated reports whether Purge has to renew a store's mark.
+func outdated(mark, now time.Time, open Counts) bool {
+	return open.Pending+open.Unknown > 0 && now.Sub(mark) > clockBehind
+}
+
 // steppedBack reports whether now is too far behind the mark.
 func steppedBack(mark, now time.Time) bool { return mark.Sub(now) > clockBehind }
 

@@ -237,6 +237,17 @@ func testEras(t *storeTest) {
 	if s := open(now); s.SteppedBack || s.Era != stepped.Era || !s.Mark.Equal(now) {
 		t.Errorf("opened again: %+v, want era %d and mark %v", s, stepped.Era, now)
 	}
+	for _, later := range []time.Duration{time.Minute, time.Hour} {
+		if _, _, err := t.s.Purge(t.ctx, now.Add(later), 0); err != nil {
+			t.Fatal(err)
+		}
+		if later > time.Minute {
+			now = now.Add(later)
+		}
+		if s := open(now); s.SteppedBack || !s.Mark.Equal(now) {
+			t.Errorf("after %v without a write but a purge: %+v, want mark %v", later, s, now)
+		}
+	}
 	if s := open(now.AddDate(1, 0, 0)); s.SteppedBack || s.Era != stepped.Era || !s.Mark.Equal(now) {
 		t.Errorf("a year later: %+v, want era %d and mark %v", s, stepped.Era, now)
 	}

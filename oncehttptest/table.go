@@ -181,6 +181,11 @@ func (t *table) counts() (c oncehttp.Counts) {
 
 func (t *table) purge(now time.Time, n int) (dropped int, done bool) {
 	due := func(until time.Time) bool { return !until.IsZero() && now.After(until) }
+	for _, row := range t.rows {
+		if !row.Acked && (row.Outcome == oncehttp.Undecided || row.Outcome == oncehttp.Unknown) && now.Sub(t.mark) > time.Minute {
+			t.mark = now.UTC().Truncate(time.Microsecond)
+		}
+	}
 	if len(t.purged) == 0 {
 		t.purged = slices.Collect(maps.Keys(t.rows))
 	}

@@ -108,9 +108,7 @@ func (o *ours) resume(ctx context.Context) error {
 			return oncehttp.Hold
 		},
 		Settled: o.settled,
-		Unknown: func(_ context.Context, info oncehttp.Info) error {
-			return o.reported.record(info.Metadata["order"], info.Reason.String())
-		},
+		Unknown: o.unknown,
 	}
 	for {
 		sum, err := o.client.Resume(ctx, handler)
@@ -119,7 +117,7 @@ func (o *ours) resume(ctx context.Context) error {
 		}
 		o.job.logger().Info("resumed", "summary", fmt.Sprintf("%+v", sum))
 		if sum.Pending+sum.Failed+sum.Held == 0 {
-			return o.reconcile(ctx)
+			return nil
 		}
 		if !sleep(ctx, max(10*time.Millisecond, time.Until(sum.NextDue))) {
 			return context.Cause(ctx)
@@ -127,30 +125,21 @@ func (o *ours) resume(ctx context.Context) error {
 	}
 }
 
-// reconcile looks up what must not be sent any more. What it does not find is
-// left for a person to decide.
-func (o *ours) reconcile(ctx context.Context) error {
-	unknown := oncehttp.Filter{Outcomes: []oncehttp.Outcome{oncehttp.Unknown}}
-	for info, err := range o.client.Operations(ctx, unknown) {
-		if err != nil {
-			return err
-		}
-		order := info.Metadata["order"]
-		id, err := o.job.lookUp(ctx, o.client, order)
-		if err != nil {
-			return err
-		}
-		if id == "" {
-			continue
-		}
-		if err := o.book.record(order, id); err != nil {
-			return err
-		}
-		if err := o.client.Resolve(ctx, info.ID, oncehttp.Succeeded); err != nil {
-			return err
-		}
+// unknown is told of what must not be sent any more: it looks up what became of
+// it. What it does not find is left for a person to decide.
+func (o *ours) unknown(ctx context.Context, info oncehttp.Info) error {
+	order := info.Metadata["order"]
+	if err := o.reported.record(order, info.Reason.String()); err != nil {
+		return err
 	}
-	return nil
+	id, err := o.job.lookUp(ctx, o.client, order)
+	if err != nil || id == "" {
+		return err
+	}
+	if err := o.book.record(order, id); err != nil {
+		return err
+	}
+	return o.client.Resolve(ctx, info.ID, oncehttp.Succeeded)
 }
 
 // begun reports whether the client knows an order's operation. Then it is
