@@ -23,19 +23,21 @@ func api(faults ...oncehttptest.Fault) *oncehttp.Options {
 	return &oncehttp.Options{HTTPClient: &http.Client{Transport: server.Transport()}}
 }
 
-// tempFile is where a program would name its own file.
-func tempFile() string {
+// tempFile is where a program would name its own file, and its removal.
+func tempFile() (path string, remove func()) {
 	dir, err := os.MkdirTemp("", "oncehttp")
 	if err != nil {
 		log.Fatal(err)
 	}
-	return filepath.Join(dir, "operations.db")
+	return filepath.Join(dir, "operations.db"), func() { os.RemoveAll(dir) }
 }
 
 // The client is used as one of net/http. Here, the first response is lost after
 // the server has charged; the retry under the same key gets the same charge.
 func Example() {
-	client, err := oncehttp.Open(tempFile(), api(oncehttptest.DropResponse()))
+	path, remove := tempFile()
+	defer remove()
+	client, err := oncehttp.Open(path, api(oncehttptest.DropResponse()))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -57,7 +59,9 @@ func Example() {
 
 // Start tells the outcome, and keeps the answer until it is acknowledged.
 func ExampleStart() {
-	client, err := oncehttp.Open(tempFile(), api(oncehttptest.Status(402)))
+	path, remove := tempFile()
+	defer remove()
+	client, err := oncehttp.Open(path, api(oncehttptest.Status(402)))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -94,7 +98,9 @@ func ExampleStart() {
 // A program that died between the answer and its own records is handed the
 // answer again when it has been restarted.
 func ExampleClient_Resume() {
-	path, options := tempFile(), api()
+	path, remove := tempFile()
+	defer remove()
+	options := api()
 	client, err := oncehttp.Open(path, options)
 	if err != nil {
 		log.Fatal(err)
@@ -137,7 +143,9 @@ func ExampleClient_Operations() {
 	drop := oncehttptest.DropResponse()
 	options := api(drop)
 	options.MaxAttempts = 1
-	client, err := oncehttp.Open(tempFile(), options)
+	path, remove := tempFile()
+	defer remove()
+	client, err := oncehttp.Open(path, options)
 	if err != nil {
 		log.Fatal(err)
 	}

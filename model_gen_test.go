@@ -17,18 +17,18 @@ import (
 // down and read again, one step a line.
 type modelHistory struct {
 	Seed    uint64      `json:"seed"`              // of everything random within the steps
-	Profile string      `json:"profile"`           // one of profiles
-	Budget  string      `json:"budget,omitempty"`  // one of budgets
-	Breaker string      `json:"breaker,omitempty"` // one of breakers
+	Profile string      `json:"profile"`           // one of modelProfiles
+	Budget  string      `json:"budget,omitempty"`  // one of modelBudgets
+	Breaker string      `json:"breaker,omitempty"` // one of modelBreakers
 	Steps   []modelStep `json:"-"`
 }
 
 // A step is what happens next. Which fields count depends on Do.
 type modelStep struct {
-	Do   string        `json:"do"`             // one of stepKinds
+	Do   string        `json:"do"`             // see modelWorld.step
 	Wait modelDuration `json:"wait,omitempty"` // before the step
 
-	Op      int           `json:"op,omitempty"`      // the operation it is about; its kind is Op%16, see kindOf
+	Op      int           `json:"op,omitempty"`      // the operation it is about; its kind is Op%16, see kindOfOrderOrder
 	As      string        `json:"as,omitempty"`      // send: plain, header, start, noack, key, keynoack
 	Variant int           `json:"variant,omitempty"` // send: of the body
 	Mode    string        `json:"mode,omitempty"`    // send: account; "" is test, else live or b
@@ -39,9 +39,9 @@ type modelStep struct {
 	Cancel  modelDuration `json:"cancel,omitempty"`  // context cancelled after so long; 0 means not
 	Ack     modelDuration `json:"ack,omitempty"`     // acknowledged so long after the answer; 0 means never
 	End     modelDuration `json:"end,omitempty"`     // unacknowledged: the context of Start ends so long after the answer
-	Faults  []string      `json:"faults,omitempty"`  // of the next attempts of the operation; see faults
+	Faults  []string      `json:"faults,omitempty"`  // of the next attempts of the operation; see modelFaults
 
-	Before  string `json:"before,omitempty"`  // resume, run: the Handler; see world.handler
+	Before  string `json:"before,omitempty"`  // resume, run: the Handler; see modelProc.handler
 	Settled string `json:"settled,omitempty"` //
 	Unknown string `json:"unknown,omitempty"` //
 
@@ -52,7 +52,7 @@ type modelStep struct {
 	Shift modelDuration `json:"shift,omitempty"` // clock: added to the wall clock
 }
 
-// dur is a time.Duration that is readable in JSON.
+// modelDuration is a time.Duration that is readable in JSON.
 type modelDuration time.Duration
 
 func (d modelDuration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
@@ -75,7 +75,7 @@ func (h *modelHistory) String() string {
 	return b.String()
 }
 
-// parseHistory reads a script.
+// parseModelHistory reads a script.
 func parseModelHistory(script string) (*modelHistory, error) {
 	h := new(modelHistory)
 	dec := json.NewDecoder(strings.NewReader(script))
@@ -109,7 +109,7 @@ var modelProfiles = map[string]modelProfile{
 
 var errModelNoSuchHost = &net.DNSError{Err: "no such host", Name: "api.example.test", IsNotFound: true}
 
-// faults are what can happen to an attempt, by name.
+// modelFaults are what can happen to an attempt, by name.
 var modelFaults = map[string]oncehttptest.Fault{
 	"none":             {},
 	"dial":             oncehttptest.DialError(nil),
@@ -149,7 +149,7 @@ var modelFaults = map[string]oncehttptest.Fault{
 	"should-retry":     oncehttptest.Status(400, "Stripe-Should-Retry", "true"),
 	"should-not-retry": oncehttptest.Status(503, "Stripe-Should-Retry", "false"),
 	"302":              oncehttptest.Redirect(302, "/elsewhere"),
-	"307":              oncehttptest.Redirect(307, ""), // to where it was sent: see world.fault
+	"307":              oncehttptest.Redirect(307, ""), // to where it was sent: see modelWorld.fault
 	"308-away":         oncehttptest.Redirect(308, "https://elsewhere.test/"),
 	"slow":             oncehttptest.Slow(4 * time.Second),
 	"slow-minutes":     oncehttptest.Slow(3 * time.Minute),
@@ -174,10 +174,10 @@ var modelDeck = []string{
 	"lost", "lost", "lost", "truncated", "cut", "stalled-body", "none", "none", "none", "none",
 }
 
-// longFaults outlast the reserve of a short window.
+// modelLongFaults outlast the reserve of a short window.
 var modelLongFaults = map[string]bool{"delay-timeout": true, "late-minutes": true}
 
-// kindOf says what the server does with an operation.
+// kindOfOrder says what the server does with an operation.
 func kindOfOrder(op int) string {
 	switch op % 16 {
 	case 10:
@@ -365,7 +365,10 @@ func (g *historyGenerator) window() {
 		g.add(modelStep{Do: "clock", Wait: g.wait(), Shift: g.shift()})
 	}
 	g.add(modelStep{Do: "crash", Wait: modelDuration(p.window - p.window/10), N: g.IntN(3), Down: g.upTo(p.window / 20)})
-	for range 2 + g.IntN(5) {
+	for i := range 2 + g.IntN(5) {
+		if i == 1 && g.chance(40) { // back, while the process runs
+			g.add(modelStep{Do: "clock", Wait: g.upTo(time.Second), Shift: -g.upTo(p.window / 4)})
+		}
 		switch g.IntN(6) {
 		case 0, 1:
 			g.resume()

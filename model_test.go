@@ -39,7 +39,7 @@ type modelWorld struct {
 	h       *modelHistory
 	profile modelProfile
 	server  *oncehttptest.Server
-	cover   modelCoverage
+	cover   *modelCoverage
 	calls   sync.WaitGroup // everything the steps have started
 
 	rngMu sync.Mutex // guards rng
@@ -51,7 +51,7 @@ type modelWorld struct {
 	store   *oncehttptest.Store // of the next process
 	down    time.Duration       // until then
 	offset  time.Duration       // of the wall clock
-	creds   string              // how requests are authorized; see step.How
+	creds   string              // how requests are authorized; see modelStep.How
 	orders  map[string]*modelOrder
 	rows    map[oncehttp.ID]*modelRow
 	wire    map[string]string // what went over the wire under a key
@@ -63,29 +63,29 @@ type modelWorld struct {
 
 // An order is one logical operation of the program under test.
 type modelOrder struct {
-	token           string // operation / variant / mode
-	op, variant     int
-	mode            string
-	method, url     string
-	body            string
-	kind            string
-	faults          []string
-	accounts        []string       // with which it was asked for
-	charges         map[string]int // by account
-	resolved        bool           // somebody said what became of it
-	forgotten       bool
-	windowFrom      time.Time // the first time it was handed to the transport
-	sends, may      int       // how often it was, and may have been
-	redirects       int
-	asking          int // callers that wait for it now
-	askedIn         *modelProc
-	toldIn          *modelProc
-	told            oncehttp.Outcome // last, without any asking since; Undecided means nothing
-	mayAck, acked   bool
-	decided         bool // Before said Send
-	holders         []*modelHolder
-	heard           bool // somebody was told what became of it
-	waiting         bool // a caller of Start has its answer, and was to acknowledge it
+	token         string // operation / variant / mode
+	op, variant   int
+	mode          string
+	method, url   string
+	body          string
+	kind          string
+	faults        []string
+	accounts      []string       // with which it was asked for
+	charges       map[string]int // by account
+	resolved      bool           // somebody said what became of it
+	forgotten     bool
+	windowFrom    time.Time // the first time it was handed to the transport
+	sends, may    int       // how often it was, and may have been
+	redirects     int
+	asking        int // callers that wait for it now
+	askedIn       *modelProc
+	toldIn        *modelProc
+	told          oncehttp.Outcome // last, without any asking since; Undecided means nothing
+	mayAck, acked bool
+	decided       bool // Before said Send
+	holders       []*modelHolder
+	heard         bool // somebody was told what became of it
+	waiting       bool // a caller of Start has its answer, and was to acknowledge it
 }
 
 // A holder is a caller of Start who has the answer and may still acknowledge it.
@@ -113,20 +113,20 @@ type modelProc struct {
 	start  time.Time
 
 	// Guarded by world.mu.
-	crashAt  int // events until it crashes; 0 means that it does not
-	dead     bool
-	closed   bool
-	resumes  int // passes that run
-	firsts   int // first attempts
-	retries  int
-	faulty   bool                   // a write was made to fail
-	writing  map[oncehttp.ID]string // writes under way
+	crashAt int // events until it crashes; 0 means that it does not
+	dead    bool
+	closed  bool
+	resumes int // passes that run
+	firsts  int // first attempts
+	retries int
+	faulty  bool                   // a write was made to fail
+	writing map[oncehttp.ID]string // writes under way
 }
 
 var errModelCrashed = errors.New("the process has crashed")
 
-// live lives through a history and returns what went wrong, or "".
-func liveThrough(t *testing.T, h *modelHistory, cover modelCoverage) (failure string) {
+// liveThrough lives through a history and returns what went wrong, or "".
+func liveThrough(t *testing.T, h *modelHistory, cover *modelCoverage) (failure string) {
 	defer func() {
 		if v := recover(); v != nil {
 			failure = fmt.Sprintf("promise %d: %v", soundCode, v)
@@ -140,7 +140,7 @@ func liveThrough(t *testing.T, h *modelHistory, cover modelCoverage) (failure st
 	return failure
 }
 
-func newModelWorld(h *modelHistory, cover modelCoverage) *modelWorld {
+func newModelWorld(h *modelHistory, cover *modelCoverage) *modelWorld {
 	w := &modelWorld{
 		h: h, profile: modelProfiles[h.Profile], cover: cover, creds: "good",
 		rng:    rand.New(rand.NewPCG(h.Seed, 0x68747470)),
@@ -191,7 +191,7 @@ func (w *modelWorld) wall() time.Time {
 	return time.Now().Add(w.offset)
 }
 
-// account is the server's: API keys of the same letters are of one account.
+// modelAccount is the server's: API keys of the same letters are of one account.
 func modelAccount(h http.Header) string {
 	switch h.Get("Authorization") {
 	case "Bearer sk_test_1", "Bearer sk_test_2":
@@ -252,7 +252,7 @@ func (w *modelWorld) orderOf(op, variant int, mode string) *modelOrder {
 	return o
 }
 
-// tokenIn finds an order's token in a stored request.
+// tokenInRequest finds an order's token in a stored request.
 func tokenInRequest(request []byte) string {
 	i := bytes.Index(request, []byte("order<"))
 	if i < 0 {
@@ -354,6 +354,11 @@ func (o *modelOrder) effects() (n int) {
 		n += c
 	}
 	return n
+}
+
+// answers reports whether a body is the answer of the order, and whole.
+func (o *modelOrder) answers(body string) bool {
+	return o.kind == "see-other" || strings.Contains(body, o.token) && (strings.HasSuffix(body, "}") || o.kind == "big")
 }
 
 // reached counts the attempts of an order that reached the server.
@@ -477,6 +482,12 @@ func (p *modelProc) event(kind string) bool {
 	return !p.dead
 }
 
+func (p *modelProc) isOver() bool {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	return p.dead || p.closed
+}
+
 func (p *modelProc) isDead() bool {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
@@ -562,7 +573,7 @@ func (p *modelProc) authorize(_ context.Context, i oncehttp.Info, r *http.Reques
 	return nil
 }
 
-// slowStore is a store that takes its time to read, as one on a disk.
+// modelStore is a store that takes its time to read, as one on a disk.
 type modelStore struct {
 	*oncehttptest.Store
 	p *modelProc
@@ -667,14 +678,16 @@ func (p *modelProc) wrote(op string, rec oncehttp.Record) {
 	case w.skewed:
 	case from == "succeeded" && to == "pending" || from == "succeeded acked" && to != from && !cur.Acked:
 		w.failLocked(notForgotten, "%s, whose success was recorded, is %s", r.token, to)
+	case from == "pending" && to == "unknown (gave up)" && o != nil && (o.asking == 0 || o.askedIn != p):
+		w.failLocked(notForgotten, "%s is given up, and nobody asked for it", r.token)
 	case cur.Acked && !r.rec.Acked && cur.AckDue && o != nil && !o.mayAck && !o.resolved && !w.forgot[rec.Key]:
 		w.failLocked(notForgotten, "%s was acknowledged by nobody (%s)", r.token, op)
 	}
 	if o != nil && cur != nil {
 		o.acked = cur.Acked
 		o.heard = o.heard || cur.Acked && !cur.AckDue // its call was just returning
-		if from == "rejected" && to == "pending" { // asked for again
-			o.waiting = false
+		if from == "rejected" && to == "pending" {    // asked for again
+			o.waiting, o.holders = false, nil
 		}
 		if cur.Claims > r.rec.Claims {
 			o.may++
@@ -963,7 +976,7 @@ func (w *modelWorld) hear(p *modelProc, o *modelOrder, ctx context.Context, a mo
 		if o.effects() == 0 && !o.resolved {
 			w.failLocked(truthTold, "%s succeeded without effect (%v)", o.token, a.err)
 		}
-		if a.err == nil && !strings.Contains(a.body, o.token) && o.kind != "see-other" {
+		if a.err == nil && !o.answers(a.body) {
 			w.failLocked(truthTold, "%s was answered with %q", o.token, a.body)
 		}
 		if quiet && row.rec.AckDue && row.rec.Outcome != outcome {
@@ -1299,7 +1312,7 @@ func (p *modelProc) settled(mode string, since time.Time, i oncehttp.Info, resp 
 		w.failLocked(truthTold, "%s is handed over as succeeded without effect", o.token)
 	case i.Outcome == oncehttp.Rejected && o.effects() > 0:
 		w.failLocked(truthTold, "%s had its effect, and is handed over as rejected", o.token)
-	case readErr == nil && i.Outcome == oncehttp.Succeeded && !strings.Contains(string(b), o.token):
+	case readErr == nil && i.Outcome == oncehttp.Succeeded && !o.answers(string(b)):
 		w.failLocked(truthTold, "%s is handed over with %q", o.token, b)
 	}
 	for _, h := range o.holders {
@@ -1379,7 +1392,7 @@ func (w *modelWorld) ids(p *modelProc, op int) (infos []oncehttp.Info) {
 	suffix := "/" + strconv.Itoa(op)
 	for i, err := range p.client.Operations(p.ctx, oncehttp.Filter{}) {
 		if err != nil {
-			if !p.isDead() && !p.closed {
+			if !p.isOver() {
 				w.fail(soundCode, "Operations: %v", err)
 			}
 			return nil
