@@ -127,6 +127,9 @@ func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
 		case rec.Outcome.answered() && rec.Outcome != outcome:
 			return fmt.Errorf("oncehttp: the server has decided the operation (%v); it cannot be resolved otherwise", rec.Outcome)
 		}
+		if rec.Outcome != outcome { // what is stored may be the answer of an earlier refusal
+			rec.Answer, rec.Status = nil, 0
+		}
 		rec.Outcome, rec.Reason = outcome, NoReason
 		c.acknowledged(&rec, c.providerOf(&rec))
 		return c.store.Save(ctx, rec)

@@ -139,7 +139,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 		differs = "key"
 	case req.Header.Get("Content-Type") != t.Header.Get("Content-Type"):
 		differs = "Content-Type"
-	case f.p.account(req) != accountOf(f.rec.Scope):
+	case f.p.account(req.Header) != accountOf(f.rec.Scope):
 		differs = "account"
 	}
 	for _, name := range f.p.FingerprintHeaders {

@@ -180,6 +180,7 @@ func (f *flight) notBegun(err error) result {
 	res := f.refused(err)
 	if !errors.Is(getErr, ErrNotFound) {
 		res.unsure()
+		res.err = fmt.Errorf("%w (nothing was sent now; whether the key was used before cannot be told: %w)", err, getErr)
 	}
 	return res
 }
@@ -354,6 +355,7 @@ func (f *flight) restore(old *Record, cause error) {
 	res := f.asBefore(old, cause)
 	if err := f.c.store.Save(f.writes(), back); err != nil {
 		res.unsure()
+		res.err = fmt.Errorf("%w (not recorded, so it may be resumed: %w)", cause, err)
 		f.trace.storeFailed(res.info, err)
 	}
 	f.conclude(res)

@@ -133,11 +133,23 @@ func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Resp
 		f.res.info.Key = key.key
 	default:
 		f.res = f.notBegun(err)
+		if f.res.info.Outcome == Undecided && f.c.isGivenUp(f.id) {
+			f.res.info.Outcome, f.res.info.Reason = Unknown, ReasonGaveUp
+		}
 	}
 	if key.op != nil && !key.first { // what its first request came to is not for this one to tell
 		key.op = nil
 	}
 	return f.deliver(req, key)
+}
+
+// isGivenUp reports whether a flight that nobody may join any more is about to
+// make its operation unknown.
+func (c *Client) isGivenUp(id ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.flights[id]
+	return f != nil && !f.exclusive
 }
 
 // left returns the error of a caller that leaves a flight to the others.
@@ -168,7 +180,9 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) (err err
 	if err := key.check(p, req); err != nil {
 		return err
 	}
-	f.identify(req, key)
+	if err := f.identify(req, key); err != nil {
+		return err
+	}
 	timeout := f.c.opts.attemptTimeout(p)
 	if p.resendFor(timeout) <= 0 {
 		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
@@ -191,18 +205,42 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) (err err
 }
 
 // identify finds out which operation a request is.
-func (f *flight) identify(req *http.Request, key chosenKey) {
+func (f *flight) identify(req *http.Request, key chosenKey) error {
 	c := f.c
 	var stated string
 	if key.op != nil {
 		stated = key.op.op.Scope
 	}
+	account, err := f.account(req, key)
+	if err != nil {
+		return err
+	}
 	secret := func(name string) bool { return c.withheld(f.p, name) }
-	f.id = ID{Key: key.key, Origin: originOf(req.URL), Scope: c.digest.scope(f.p, req, stated, secret)}
+	f.id = ID{Key: key.key, Origin: originOf(req.URL), Scope: c.digest.scope(account, req, stated, secret)}
 	f.fresh = !key.given && (key.op == nil || key.first)
 	f.meta.URL, f.meta.Host = requestURL(req.URL), hostOverride(req)
 	f.rec = Record{ID: f.id, KeyGiven: key.given, ScopeStated: stated != ""}
 	f.limits = c.limits.get(f.id.Origin)
+	return nil
+}
+
+// account returns the account that a request acts on. The credentials that tell
+// it may come from Options.Authorize.
+func (f *flight) account(req *http.Request, key chosenKey) (string, error) {
+	authorize := f.c.opts.Authorize
+	if authorize == nil || f.p.Account == nil {
+		return f.p.account(req.Header), nil
+	}
+	copied := &http.Request{Method: req.Method, URL: req.URL, Host: req.Host, Header: req.Header.Clone()}
+	if copied.Header == nil {
+		copied.Header = make(http.Header)
+	}
+	ctx := withoutHandle(req.Context())
+	info := Info{ID: ID{Key: key.key, Origin: originOf(req.URL)}, Method: req.Method, URL: requestURL(req.URL), Metadata: f.meta.Metadata}
+	if err := authorize(ctx, info, copied.WithContext(ctx)); err != nil {
+		return "", fmt.Errorf("oncehttp: Options.Authorize: %w", err)
+	}
+	return f.p.account(copied.Header), nil
 }
 
 // readBody reads the request's body.
@@ -433,9 +471,13 @@ func (s *stream) Close() error {
 
 // infoOf describes a record.
 func infoOf(rec *Record, meta *storedMeta) Info {
+	attempts := rec.Attempts
+	if rec.Uncertain { // of a process that died before it could count
+		attempts = max(attempts, 1)
+	}
 	return Info{
 		ID: rec.ID, Method: meta.Method, URL: meta.URL, Metadata: maps.Clone(meta.Metadata), Detail: meta.Detail,
-		Outcome: rec.Outcome, Reason: rec.Reason, Status: rec.Status, Attempts: rec.Attempts, Acked: rec.Acked,
+		Outcome: rec.Outcome, Reason: rec.Reason, Status: rec.Status, Attempts: attempts, Acked: rec.Acked,
 		FirstSent: rec.FirstSent, ResendUntil: rec.ResendUntil, NotBefore: rec.NotBefore,
 	}
 }

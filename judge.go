@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 )
 
 // An exchange is what one attempt came to.
@@ -176,5 +177,5 @@ func detail(err error) string {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return detail(u.Err)
 	}
-	return err.Error()
+	return strings.TrimPrefix(err.Error(), "oncehttp: ")
 }

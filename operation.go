@@ -52,8 +52,17 @@ type Op struct {
 // pass it by. The operation's key wins over one in the request's header.
 //
 // Whoever starts an operation acknowledges its answer with [Operation.Ack] once
-// the answer is recorded on the caller's side. Until then, or until ctx has
-// ended, a crash or [Client.Resume] hands the answer over again.
+// the answer is recorded on the caller's side. An answer that is not acknowledged
+// is handed over again: by [Client.Resume] in this process when ctx has ended, or
+// in the next. So give Start a context that ends when the caller is done:
+//
+//	ctx, cancel := context.WithCancel(ctx)
+//	defer cancel()
+//
+// A caller whose context ends before there is an answer is told that the outcome
+// is unknown, and Resume does not send what somebody was told about. To end a
+// program, call [Client.Shutdown] rather than cancel the contexts: it leaves the
+// operations of Start pending, to be resumed.
 func Start(ctx context.Context, op Op) (context.Context, *Operation) {
 	o := &Operation{op: op, given: op.Key != "", ctx: ctx}
 	o.op.Metadata = maps.Clone(op.Metadata)
@@ -95,7 +104,8 @@ func (o *Operation) Info() Info {
 //
 // With a store that supports it, Ack takes part in the transaction that ctx
 // carries. If that is rolled back, the answer is not acknowledged, whatever
-// [Operation.Info] says: call Ack again.
+// [Operation.Info] says: call Ack again. After the client was closed, it is an
+// error that matches [ErrClosed]; the answer is handed over again by the next.
 func (o *Operation) Ack(ctx context.Context) error {
 	o.acking.Lock()
 	defer o.acking.Unlock()
@@ -297,8 +307,7 @@ func withoutBoundary(contentType string, body []byte) (string, []byte) {
 
 // scope returns the request's scope in the store: the provider's account and
 // the stated scope, or, where none is stated, a digest of the credentials.
-func (d digester) scope(p *Provider, req *http.Request, stated string, secret func(name string) bool) string {
-	account := p.account(req)
+func (d digester) scope(account string, req *http.Request, stated string, secret func(name string) bool) string {
 	if stated != "" {
 		return account + "|scope:" + stated
 	}

@@ -114,7 +114,8 @@ func TestScopeSeparatesAccounts(t *testing.T) {
 	d := digester{[32]byte{1}}
 	o := &Options{}
 	scope := func(stated string, header ...string) string {
-		return d.scope(&Stripe, post(t, "https://api.stripe.com/v1/charges", "", header...), stated, o.secret)
+		req := post(t, "https://api.stripe.com/v1/charges", "", header...)
+		return d.scope(Stripe.account(req.Header), req, stated, o.secret)
 	}
 	live := scope("", "Authorization", "Bearer sk_live_abc")
 	seen := map[string]bool{}

@@ -27,7 +27,9 @@ type Options struct {
 	// operation, redirects to other origins excepted: credentials are never
 	// stored, so a resumed operation needs it unless the Transport
 	// authorizes. It knows the operation and so its tenant. It must not
-	// change method, URL, body, key, or what belongs to the fingerprint.
+	// change method, URL, body, key, or what belongs to the fingerprint. For
+	// a provider with an Account, it is called once more beforehand, with a
+	// copy that has no body and is not sent, to learn the account.
 	Authorize func(context.Context, Info, *http.Request) error
 
 	Providers []Provider // tried before the built-in ones

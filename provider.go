@@ -208,11 +208,11 @@ func (p *Provider) bare(value string) string {
 	return value
 }
 
-func (p *Provider) account(req *http.Request) string {
+func (p *Provider) account(h http.Header) string {
 	if p.Account == nil {
 		return ""
 	}
-	return strings.ReplaceAll(p.Account(req.Header), "|", "/")
+	return strings.ReplaceAll(p.Account(h), "|", "/")
 }
 
 func (p *Provider) replayed(h http.Header) bool {

@@ -1,6 +1,7 @@
 package oncehttp_test
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strings"
@@ -107,6 +108,34 @@ func TestStartIsRefusedWhereThereAreNoKeys(t *testing.T) {
 		_, err := b.client.Do(req)
 		if !errors.Is(err, oncehttp.ErrNoKeys) || op.Info().Outcome != oncehttp.NotSent || b.wire() != 0 {
 			t.Errorf("%v, %v, %d on the wire", err, op.Info().Outcome, b.wire())
+		}
+	})
+}
+
+// Credentials, and with them the account, may come from Authorize alone.
+func TestAuthorizeTellsTheAccount(t *testing.T) {
+	token := "sk_test_1"
+	opts := oncehttp.Options{Authorize: func(_ context.Context, _ oncehttp.Info, r *http.Request) error {
+		r.Header.Set("Authorization", "Bearer "+token)
+		return nil
+	}}
+	inBubble(t, opts, func(t *testing.T, b *bench) {
+		do := func(key string) (*oncehttp.Operation, error) {
+			ctx, op := oncehttp.Start(t.Context(), oncehttp.Op{Key: key})
+			req, _ := http.NewRequestWithContext(ctx, "POST", "https://api.stripe.com/v1/charges", strings.NewReader("order=1"))
+			_, err := b.client.Do(req)
+			return op, err
+		}
+		if op, err := do("k"); err != nil || op.Info().Outcome != oncehttp.Succeeded {
+			t.Errorf("%v, %v", op.Info(), err)
+		}
+		token = "sk_test_rotated"
+		if op, err := do("k"); err != nil || !op.Info().Replayed {
+			t.Errorf("after a rotation: %v, %v", op.Info(), err)
+		}
+		token = "sk_live_1"
+		if _, err := do("k"); !errors.Is(err, oncehttp.ErrScope) || b.wire() != 1 {
+			t.Errorf("in live mode: %v, %d on the wire", err, b.wire())
 		}
 	})
 }

@@ -55,6 +55,10 @@ type Summary struct {
 	NextDue time.Time // when the next pending operation is due; zero means that none is
 }
 
+// Done reports whether a further pass would have nothing to do, unless somebody
+// decides what is unknown.
+func (s Summary) Done() bool { return s.Pending+s.Held+s.Failed == 0 }
+
 // Limits of a pass.
 const (
 	resumeAhead   = 4096             // operations that wait for a worker

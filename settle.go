@@ -288,6 +288,9 @@ func (c *Client) ack(ctx context.Context, rec Record) error {
 			err = nil
 		}
 	}
+	if err != nil && c.isClosing() {
+		return fmt.Errorf("%w; the answer will be handed over again: %w", ErrClosed, err)
+	}
 	if err != nil {
 		return err
 	}
