@@ -133,23 +133,11 @@ func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Resp
 		f.res.info.Key = key.key
 	default:
 		f.res = f.notBegun(err)
-		if f.res.info.Outcome == Undecided && f.c.isGivenUp(f.id) {
-			f.res.info.Outcome, f.res.info.Reason = Unknown, ReasonGaveUp
-		}
 	}
 	if key.op != nil && !key.first { // what its first request came to is not for this one to tell
 		key.op = nil
 	}
 	return f.deliver(req, key)
-}
-
-// isGivenUp reports whether a flight that nobody may join any more is about to
-// make its operation unknown.
-func (c *Client) isGivenUp(id ID) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f := c.flights[id]
-	return f != nil && !f.exclusive
 }
 
 // left returns the error of a caller that leaves a flight to the others.
@@ -298,6 +286,10 @@ func (c *Client) join(ctx context.Context, f *flight, op *Operation) (*flight, e
 		}
 		if ctx.Value(handlerKey{}) == running.id {
 			return nil, fmt.Errorf("%w: its handler is running", ErrInProgress)
+		}
+		if running.left { // it is cancelled, and what it comes to is what there is to tell
+			<-running.landed
+			continue
 		}
 		select {
 		case <-running.landed:

@@ -335,6 +335,14 @@ var oldFailures = map[string]string{
 		{"do":"resolve","wait":"17h45m41.950790387s","op":3}
 		{"do":"store","wait":"34.881534719s","n":2,"how":"lost"}
 		{"do":"send","wait":"37.01287ms","op":3,"as":"key"}`,
+	"a former rejection is replayed as the success that was resolved": `
+		{"seed":105116,"profile":"default","budget":"none","breaker":"quick"}
+		{"do":"send","wait":"6.080926ms","op":1,"as":"header","faults":["400","cut"]}
+		{"do":"send","wait":"56.238664139s","op":1,"as":"header","callers":2,"apart":"1.251619132s"}
+		{"do":"resolve","wait":"2.895342ms","op":1}`,
+	"who waits for an operation that is given up is told that it will be resumed": `
+		{"seed":155977,"profile":"stripe"}
+		{"do":"send","wait":"40.657384618s","op":3,"as":"header","variant":1,"callers":2,"apart":"1.129697ms","limit":"1.094788ms"}`,
 	"a handler that returns errors is not called any more": `
 		{"seed":5624,"profile":"default"}
 		{"do":"send","wait":"193.298659ms","op":66,"as":"start","faults":["stored-500"]}

@@ -343,12 +343,14 @@ func (w *modelWorld) charged(o *modelOrder, account string) {
 		w.failLocked(nothingLate, "%s had its effect %d times", o.token, n)
 	}
 	if o.told == oncehttp.Rejected || o.told == oncehttp.NotSent {
-		if !o.forgotten {
+		if !o.forgotten && len(o.accounts) == 1 {
 			w.failLocked(truthTold, "%s had its effect although its caller was told that it was %v", o.token, o.told)
 		}
 	}
 }
 
+// effects counts the effects of an order, with whatever account. What a caller
+// is told is about one account: it is compared only if there is no other.
 func (o *modelOrder) effects() (n int) {
 	for _, c := range o.charges {
 		n += c
@@ -447,6 +449,9 @@ func (w *modelWorld) resync(s *oncehttptest.Store) {
 				r.token, r.auth = tokenInRequest(rec.Request), ""
 			}
 			r.rec, r.gone = *rec, false
+			if o := w.orders[r.token]; o != nil && rec.Acked && !rec.AckDue {
+				o.heard = true // its call was just returning
+			}
 		case r.gone || r.rec.Acked || w.forgot[id.Key]: // purged, or forgotten
 			r.gone = true
 		case w.orders[r.token] != nil && w.reached(w.orders[r.token]) == 0: // removed: it was never sent
@@ -486,6 +491,12 @@ func (p *modelProc) isOver() bool {
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
 	return p.dead || p.closed
+}
+
+func (p *modelProc) wasFaulty() bool {
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	return p.faulty
 }
 
 func (p *modelProc) isDead() bool {
@@ -537,9 +548,13 @@ func (p *modelProc) close(limit time.Duration, down time.Duration) {
 	// Callers hear of the end in the same instant.
 	p.closed = true
 	w.store, w.down = p.store.Crash(), down
+	records := make(map[string]int)
+	for _, r := range w.rows {
+		records[r.token]++
+	}
 	for id, r := range w.rows {
 		rec, err := w.store.Get(context.Background(), id)
-		if o := w.orders[r.token]; o != nil && err == nil && o.told == oncehttp.Succeeded && o.toldIn == p && o.asking == 0 && rec.Outcome == oncehttp.Undecided && !p.faulty {
+		if o := w.orders[r.token]; o != nil && records[r.token] == 1 && err == nil && o.told == oncehttp.Succeeded && o.toldIn == p && o.asking == 0 && rec.Outcome == oncehttp.Undecided && !p.faulty {
 			w.failLocked(notForgotten, "the success of %s is lost by Shutdown", o.token)
 		}
 	}
@@ -670,6 +685,9 @@ func (p *modelProc) wrote(op string, rec oncehttp.Record) {
 		w.cover.hit(from + " > " + to)
 	}
 	o := w.orders[r.token]
+	if from == "nothing" && o != nil && w.reached(o) == 0 {
+		o.windowFrom = time.Time{} // what was handed to the transport never left
+	}
 	switch {
 	case cur == nil:
 		if o != nil && !r.gone && !w.forgot[rec.Key] && o.sends > 0 && w.reached(o) > 0 {
@@ -718,9 +736,6 @@ func stateOfRecord(r *oncehttp.Record) string {
 func (p *modelProc) begun(i oncehttp.Info) { p.event("begun") }
 
 func (p *modelProc) attemptStart(i oncehttp.AttemptInfo) {
-	if i.Key == "" {
-		return
-	}
 	p.w.mu.Lock()
 	defer p.w.mu.Unlock()
 	if i.Attempt > 4 {
@@ -907,7 +922,9 @@ func (w *modelWorld) ask(p *modelProc, o *modelOrder, account string) {
 	o.told, o.waiting = oncehttp.Undecided, o.waiting && o.told != oncehttp.Rejected
 	o.may++
 	if account == "" {
-		account = o.mode
+		if account = o.mode; w.h.Profile == "stripe" && w.creds == "none" {
+			account = "none" // of which nothing can be told
+		}
 	}
 	if !slices.Contains(o.accounts, account) {
 		o.accounts = append(o.accounts, account)
@@ -918,7 +935,7 @@ func (w *modelWorld) ask(p *modelProc, o *modelOrder, account string) {
 	o.asking++
 }
 
-// An answered is what a call came to.
+// A modelAnswer is what a call came to.
 type modelAnswer struct {
 	info oncehttp.Info
 	err  error
@@ -932,7 +949,7 @@ func (w *modelWorld) hear(p *modelProc, o *modelOrder, ctx context.Context, a mo
 	other := false
 	if a.info.Outcome == oncehttp.NotSent {
 		reached = w.reached(o)
-		other = a.same != nil && (row == nil && reached > 0 || row != nil && !a.same(row))
+		other = a.same != nil && (row == nil && (reached > 0 || p.wasFaulty()) || row != nil && !a.same(row))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -983,7 +1000,7 @@ func (w *modelWorld) hear(p *modelProc, o *modelOrder, ctx context.Context, a mo
 			w.failLocked(truthTold, "%s was told to have succeeded; its record is %s", o.token, state)
 		}
 	case oncehttp.Rejected:
-		if o.effects() > 0 {
+		if o.effects() > 0 && len(o.accounts) == 1 {
 			w.failLocked(truthTold, "%s had its effect, and was told to be rejected (%v)", o.token, a.err)
 		}
 		if quiet && row.rec.Outcome != outcome {
@@ -1167,7 +1184,7 @@ func (w *modelWorld) send(p *modelProc, s *modelStep, o *modelOrder) {
 		}
 		p.w.hear(p, o, ctx, a)
 		if op != nil && !p.isDead() {
-			p.w.finish(p, s, o, op, startCtx, a.info)
+			p.w.finish(p, s, o, op, startCtx, a)
 		}
 	})
 }
@@ -1186,7 +1203,8 @@ func (w *modelWorld) plain(p *modelProc, o *modelOrder, req *http.Request) {
 }
 
 // finish acknowledges the answer of an operation, or leaves it to Resume.
-func (w *modelWorld) finish(p *modelProc, s *modelStep, o *modelOrder, op *oncehttp.Operation, startCtx context.Context, info oncehttp.Info) {
+func (w *modelWorld) finish(p *modelProc, s *modelStep, o *modelOrder, op *oncehttp.Operation, startCtx context.Context, a modelAnswer) {
+	info := a.info
 	settled := info.Outcome == oncehttp.Succeeded || info.Outcome == oncehttp.Rejected
 	noAck := s.As == "noack" || s.As == "keynoack"
 	if !settled {
@@ -1196,7 +1214,7 @@ func (w *modelWorld) finish(p *modelProc, s *modelStep, o *modelOrder, op *onceh
 		return
 	}
 	holder := &modelHolder{p, startCtx, time.Now()}
-	if !noAck && !info.Acked && !info.NotRecorded {
+	if !noAck && !info.Acked && !info.NotRecorded && a.err == nil {
 		w.mu.Lock()
 		o.holders = append(o.holders, holder)
 		o.waiting = !p.dead
@@ -1241,7 +1259,7 @@ func (p *modelProc) handler(s *modelStep, since time.Time) oncehttp.Handler {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.cover.hit("handed unknown (" + i.Reason.String() + ")")
-			if i.Outcome != oncehttp.Unknown {
+			if i.Outcome != oncehttp.Unknown && i.Reason != oncehttp.ReasonPoison { // an answer whose handler kills
 				w.failLocked(truthTold, "Unknown is told of %s, which is %v", o.token, i.Outcome)
 			}
 			if o.asking == 0 {
@@ -1310,7 +1328,7 @@ func (p *modelProc) settled(mode string, since time.Time, i oncehttp.Info, resp 
 		w.failLocked(notForgotten, "%s is handed over although it was acknowledged", o.token)
 	case i.Outcome == oncehttp.Succeeded && o.effects() == 0 && !o.resolved:
 		w.failLocked(truthTold, "%s is handed over as succeeded without effect", o.token)
-	case i.Outcome == oncehttp.Rejected && o.effects() > 0:
+	case i.Outcome == oncehttp.Rejected && o.effects() > 0 && len(o.accounts) == 1:
 		w.failLocked(truthTold, "%s had its effect, and is handed over as rejected", o.token)
 	case readErr == nil && i.Outcome == oncehttp.Succeeded && !o.answers(string(b)):
 		w.failLocked(truthTold, "%s is handed over with %q", o.token, b)
@@ -1450,6 +1468,11 @@ func (w *modelWorld) resolve(p *modelProc, s *modelStep) {
 		w.mu.Unlock()
 		if err := p.client.Resolve(p.ctx, i.ID, outcome); err == nil && !p.isDead() {
 			w.cover.hit("resolved")
+			if outcome == oncehttp.Rejected {
+				w.mu.Lock()
+				o.windowFrom = time.Time{}
+				w.mu.Unlock()
+			}
 		}
 	}
 }
@@ -1558,6 +1581,7 @@ func (w *modelWorld) step(s *modelStep) {
 
 // settleDown ends all trouble, restarts, and lets Resume finish everything.
 func (w *modelWorld) settleDown() {
+	time.Sleep(time.Millisecond) // the last step has begun
 	w.mu.Lock()
 	w.calm, w.creds = true, "good"
 	for _, o := range w.orders {
@@ -1633,7 +1657,7 @@ func (w *modelWorld) reckon(p *modelProc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range w.orders {
-		if (o.told == oncehttp.Rejected || o.told == oncehttp.NotSent) && o.effects() > 0 && !o.forgotten {
+		if (o.told == oncehttp.Rejected || o.told == oncehttp.NotSent) && o.effects() > 0 && !o.forgotten && len(o.accounts) == 1 {
 			w.failLocked(truthTold, "%s had its effect, and was told to be %v", o.token, o.told)
 		}
 		if o.forgotten || o.resolved || w.skewed {
