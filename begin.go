@@ -103,7 +103,7 @@ func (f *flight) begin(a *call) bool {
 	existing, err := c.store.Begin(f.ctx, rec)
 	switch {
 	case err != nil:
-		f.beginFailed(err)
+		f.beginFailed(&rec, err)
 		return false
 	case existing != nil:
 		return f.found(a, existing, rec)
@@ -145,9 +145,10 @@ func (f *flight) sealRequest(rec *Record) {
 // beginFailed concludes a flight whose record could not be written. Nothing was
 // sent; but if the store cannot tell whether the record is there, it may come
 // back, and that is no "not sent".
-func (f *flight) beginFailed(err error) {
+func (f *flight) beginFailed(asked *Record, err error) {
 	res := f.notBegun(err)
-	if errors.Is(err, ErrStoreUncertain) && res.info.Outcome == NotSent {
+	ours := res.info.Outcome == Undecided && res.info.FirstSent.Equal(asked.FirstSent) // visible, and perhaps not durable
+	if errors.Is(err, ErrStoreUncertain) && (ours || res.info.Outcome == NotSent) {
 		res.unsure()
 		res.err = fmt.Errorf("%w; the operation may be resumed when it is opened again", err)
 	}

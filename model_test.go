@@ -832,13 +832,13 @@ func (p *modelProc) sends(req *http.Request) {
 		body = string(b)
 		req.Body = io.NopCloser(bytes.NewReader(b))
 	}
-	pending := ""
+	var pending strings.Builder
 	ctx := context.Background()
 	ids, _ := p.store.Find(ctx, key)
 	var rec *oncehttp.Record
 	for _, id := range ids {
 		if r, err := p.store.Get(ctx, id); err == nil {
-			pending += " " + stateOfRecord(r)
+			pending.WriteString(" " + stateOfRecord(r))
 			if r.Outcome == oncehttp.Undecided && tokenInRequest(r.Request) == token {
 				rec = r
 			}
@@ -864,7 +864,7 @@ func (p *modelProc) sends(req *http.Request) {
 		}
 	}
 	if rec == nil {
-		w.failLocked(durableFirst, "%s is sent, and its record is:%s", token, pending)
+		w.failLocked(durableFirst, "%s is sent, and its record is:%s", token, pending.String())
 		return
 	}
 	if req.Method != o.method || req.URL.String() != o.url || body != o.body {

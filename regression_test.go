@@ -281,6 +281,10 @@ func TestAnUncertainWriteIsToldAsUnknown(t *testing.T) {
 			crashing(b).FailUncertain("Begin", 1, false)
 			return t.Context()
 		}, oncehttp.Unknown},
+		"begin that is visible": {func(t *testing.T, b *bench) context.Context {
+			crashing(b).FailUncertain("Begin", 1, true)
+			return t.Context()
+		}, oncehttp.Unknown},
 		"begin of what has succeeded": {func(t *testing.T, b *bench) context.Context {
 			b.charge(t.Context(), "k", "1")
 			crashing(b).FailUncertain("Begin", 1, false)
