@@ -73,7 +73,7 @@ func TestEachDependencyHasItsFiles(t *testing.T) {
 		{"unsafe", "not needed", nil},
 		{"net/http", "limits and stores know nothing of HTTP", []string{
 			"admin.go", "attempt.go", "begin.go", "client.go", "errors.go", "flight.go", "handle.go", "judge.go", "operation.go",
-			"options.go", "provider.go", "resumption.go",
+			"options.go", "prepare.go", "provider.go", "resumption.go",
 			"resume.go", "retry.go", "retryafter.go", "settle.go", "stored.go", "transport.go",
 		}},
 	}

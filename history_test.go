@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -481,4 +484,53 @@ func TestHandleDoesNotReachRequestsBelow(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The same against net/http itself, on a socket: its own resend and our retry
+// carry one key, and both are counted.
+func TestDeadKeepAliveOnASocket(t *testing.T) {
+	for name, body := range map[string]io.Reader{"without body": nil, "with body": strings.NewReader("order=1")} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			var keys []string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				keys = append(keys, r.Header.Get("Idempotency-Key"))
+				if len(r.TransferEncoding) > 0 {
+					t.Errorf("sent as %v", r.TransferEncoding)
+				}
+				if len(keys) == 2 { // on the connection of the first
+					panic(http.ErrAbortHandler)
+				}
+			}))
+			defer server.Close()
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			c, err := oncehttp.New(oncehttp.NewMemoryStore(), &oncehttp.Options{HTTPClient: server.Client(), BackoffBase: time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			post := func(key string) oncehttp.Info {
+				ctx, op := oncehttp.Start(t.Context(), oncehttp.Op{Key: key, NoAck: true})
+				req, _ := http.NewRequestWithContext(ctx, "POST", server.URL, body)
+				resp, err := c.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				return op.Info()
+			}
+			post("first")
+			if s, ok := body.(*strings.Reader); ok {
+				s.Seek(0, io.SeekStart)
+			}
+			info := post("second")
+			mu.Lock()
+			defer mu.Unlock()
+			if want := []string{"first", "second", "second"}; !slices.Equal(keys, want) || info.Attempts != 2 || info.Outcome != oncehttp.Succeeded {
+				t.Errorf("keys %v, told %+v; want keys %v", keys, info, want)
+			}
+		})
+	}
 }
