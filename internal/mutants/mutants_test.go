@@ -50,7 +50,7 @@ var mutants = []mutant{
 		"existing, err := c.store.Begin(f.ctx, rec)",
 		"var existing *Record\n\tvar err error\n\tgo c.store.Begin(f.ctx, rec)",
 	}}, []string{"TestNoByteBeforeTheRecord", "TestOneEffectWhereverACallIsKilled"}},
-	{"sent although Begin failed", []edit{{"case err != nil:\n\t\tf.beginFailed(err)", "case err != nil && false:\n\t\tf.beginFailed(err)"}}, []string{"TestNothingIsSentWithoutARecord"}},
+	{"sent although Begin failed", []edit{{"case err != nil:\n\t\tf.beginFailed(&rec, err)", "case err != nil && false:\n\t\tf.beginFailed(&rec, err)"}}, []string{"TestNothingIsSentWithoutARecord"}},
 	{"record of a Begin whose caller left is kept", []edit{
 		{"if f.ctx.Err() != nil { // ended while Begin committed: undo it", "if false {"},
 		{"if f.ctx.Err() != nil { // left before anything was sent", "if false {"},
@@ -91,7 +91,7 @@ var mutants = []mutant{
 	{"acknowledged before the handler", []edit{{
 		"err = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
 		"p.c.ack(f.writes(), rec)\n\t\terr = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
-	}}, []string{"TestAckComesAfterTheHandler", "TestOneEffectWhereverResumeIsKilled"}},
+	}}, []string{"TestAckComesAfterTheHandler"}},
 	{"acknowledged although the handler failed", []edit{{
 		"err = p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
 		"p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
