@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -135,7 +136,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 		differs = "Host"
 	case req.ContentLength != t.ContentLength || req.GetBody != nil:
 		differs = "body"
-	case req.Header.Get(f.p.header()) != f.p.wire(f.rec.Key) || len(req.Header.Values(f.p.header())) != 1:
+	case !slices.Equal(valuesOf(req.Header, f.p.header()), []string{f.p.wire(f.rec.Key)}):
 		differs = "key"
 	case req.Header.Get("Content-Type") != t.Header.Get("Content-Type"):
 		differs = "Content-Type"

@@ -16,7 +16,7 @@ import (
 //
 // A redriven operation comes from the store, and its record is taken over instead.
 func (f *flight) run(begin func(*call) bool) {
-	defer f.limits.release()
+	defer f.limits.release(time.Now())
 	defer func() {
 		if f.res.stream == nil {
 			f.cancel(nil)
@@ -25,13 +25,11 @@ func (f *flight) run(begin func(*call) bool) {
 	defer f.rescue()
 
 	a := f.newCall()
-	permit, err := a.admit(f.ctx)
-	if err != nil {
+	if err := a.admit(f.ctx); err != nil {
 		f.conclude(f.notBegun(err))
 		return
 	}
-	a.permit = permit
-	defer func() { a.permit.done(ignored) }()
+	defer a.permit.done(ignored)
 	if begin(a) {
 		f.limits.budget.deposit(time.Now())
 		f.exchange(a)
@@ -41,13 +39,16 @@ func (f *flight) run(begin func(*call) bool) {
 // exchange sends the operation, whose record is durable, and settles it.
 func (f *flight) exchange(a *call) {
 	f.trace.begun(f.info())
-	a.run(f.ctx)
+	a.attempt(f.ctx)
+	if a.verdict.next == again {
+		a.retry(f.ctx)
+	}
 	f.settle(a)
 }
 
 func (f *flight) newCall() *call {
 	return &call{
-		c: f.c, p: f.p, limits: f.limits, trace: f.trace, flight: f, send: f.attempt, until: f.until,
+		c: f.c, limits: f.limits, trace: f.trace, sender: f, flight: f,
 		info: AttemptInfo{Key: f.rec.Key, Method: f.meta.Method, Origin: f.rec.Origin},
 	}
 }
@@ -282,7 +283,7 @@ func (f *flight) keepBody(old *Record) {
 
 // waitUntil waits for the time that the server asked for in an earlier answer,
 // if that is near. The permit is returned meanwhile.
-func (f *flight) waitUntil(a *call, t time.Time) (err error) {
+func (f *flight) waitUntil(a *call, t time.Time) error {
 	wait := t.Sub(f.c.clock.now())
 	if t.IsZero() || wait <= 0 {
 		return nil
@@ -295,8 +296,7 @@ func (f *flight) waitUntil(a *call, t time.Time) (err error) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		a.permit, err = a.admit(f.ctx)
-		return err
+		return a.admit(f.ctx)
 	case <-f.ctx.Done():
 		return context.Cause(f.ctx)
 	case <-f.c.closing:

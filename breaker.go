@@ -115,10 +115,11 @@ type breaker struct {
 	// lock, under which noteLocked runs. It guards the following.
 	mu      sync.Mutex
 	cb      *gobreaker.TwoStepCircuitBreaker[struct{}]
+	results results         // of the closed state; cb is told only when it is to open
 	current gobreaker.State // cb's state, as of its last use
 	era     uint64          // number of changes of current; a result counts only in the era of its permit
 	until   time.Time       // open: when cb lets a probe through; half-open: when another probe may join probe
-	probe   *ticket         // half-open: the probe that cb waits for, nil if there is none
+	probe   *probe          // half-open: the probe that cb waits for, nil if there is none
 	out     int             // permits that were not returned
 
 	changes []stateChange // not yet told to onChange
@@ -136,23 +137,57 @@ func newBreaker(cfg *Breaker, host string, onChange func(host, from, to string))
 		return nil
 	}
 	b := &breaker{host: host, openFor: c.OpenFor, onChange: onChange}
+	b.results = results{time: timeline{width: max(c.Window/breakerBuckets, 1)}, trip: c}
 	b.cb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Interval:     c.Window,
-		BucketPeriod: max(c.Window/breakerBuckets, 1),
 		// cb is open including the last instant of its timeout. One
 		// nanosecond less, and a caller who waits until b.until gets in.
-		Timeout: max(c.OpenFor-1, 1),
-		ReadyToTrip: func(n gobreaker.Counts) bool {
-			ended := float64(n.TotalSuccesses) + float64(n.TotalFailures)
-			return ended >= float64(c.MinRequests) &&
-				float64(n.TotalFailures) > c.FailureRatio*ended &&
-				float64(n.ConsecutiveFailures) >= float64(c.Consecutive)
-		},
+		Timeout:       max(c.OpenFor-1, 1),
+		ReadyToTrip:   func(gobreaker.Counts) bool { return true }, // b.results has said so
 		OnStateChange: func(_ string, from, to gobreaker.State) { b.noteLocked(from, to) },
 		IsExcluded:    func(err error) bool { return err == errIgnored },
 	})
 	return b
 }
+
+// results are those of the requests that have ended within the window. gobreaker
+// could count them too, but takes twice the time, and drops a result whose request
+// began before the window: with windows shorter than timeouts, it would never
+// find a host failing that swallows requests.
+type results struct {
+	trip    Breaker  // with defaults
+	time    timeline // a tick is a bucket
+	buckets [breakerBuckets]counts
+	total   counts // sum of buckets
+	inRow   int    // failures since the last success
+}
+
+type counts struct{ ended, failed int }
+
+// add counts a result, and reports whether the breaker is to open.
+func (r *results) add(h health, now time.Time) bool {
+	for n := min(r.time.advance(now), breakerBuckets); n > 0; n-- {
+		expired := &r.buckets[(r.time.tick-n+1)%breakerBuckets]
+		r.total.ended -= expired.ended
+		r.total.failed -= expired.failed
+		*expired = counts{}
+	}
+	bucket := &r.buckets[r.time.tick%breakerBuckets]
+	bucket.ended++
+	r.total.ended++
+	if h == success {
+		r.inRow = 0
+		return false
+	}
+	bucket.failed++
+	r.total.failed++
+	r.inRow++
+	return r.total.ended >= r.trip.MinRequests &&
+		float64(r.total.failed) > r.trip.FailureRatio*float64(r.total.ended) &&
+		r.inRow >= r.trip.Consecutive
+}
+
+// clear forgets all results.
+func (r *results) clear() { *r = results{trip: r.trip, time: timeline{width: r.time.width}} }
 
 // The results that cb is told, other than nil.
 var (
@@ -172,22 +207,19 @@ const (
 func (h health) err() error { return [...]error{errIgnored, nil, errFailed}[h] }
 
 // A permit allows one request. The zero permit is that of a breaker that is
-// disabled. Copies are one permit.
-type permit struct{ t *ticket }
-
-// A ticket is what a permit's copies share.
-type ticket struct {
-	b   *breaker
-	era uint64 // b's, when the permit was given
-
-	// report tells cb the result of a probe; nil if this is none. cb takes
-	// it at any time, and more than once. One that is ignored twice makes cb
-	// count a request too few, and let a probe too many through if b did not
-	// see to it that there is one.
-	report func(error)
-
-	returned bool // guarded by b.mu
+// disabled, or one that was returned. It is used by one goroutine at a time, and
+// not copied while it is out.
+type permit struct {
+	b     *breaker // nil: nothing to return
+	era   uint64   // b's, when the permit was given
+	probe *probe   // nil if this is none
 }
+
+// A probe is the one request that cb waits for when it is half-open. report
+// tells cb its result. cb takes that at any time, and more than once. One that is
+// ignored twice makes cb count a request too few, and let a probe too many
+// through if b did not see to it that there is one.
+type probe struct{ report func(error) }
 
 // allow returns a permit for one request, or a [*CircuitOpenError]. The permit
 // must be returned, with [permit.done], whatever becomes of the request.
@@ -196,19 +228,19 @@ func (b *breaker) allow() (permit, error) {
 		return permit{}, nil
 	}
 	b.mu.Lock()
-	t, err := b.allowLocked()
+	p, err := b.allowLocked()
 	b.unlockAndTell()
-	return permit{t}, err
+	return p, err
 }
 
-func (b *breaker) allowLocked() (*ticket, error) {
+func (b *breaker) allowLocked() (permit, error) {
 	if b.current == gobreaker.StateClosed { // only a result changes that: cb need not be asked
 		b.out++
-		return &ticket{b: b, era: b.era}, nil
+		return permit{b: b, era: b.era}, nil
 	}
 	if b.probe != nil {
 		if time.Now().Before(b.until) {
-			return nil, &CircuitOpenError{Host: b.host, Until: b.until}
+			return permit{}, &CircuitOpenError{Host: b.host, Until: b.until}
 		}
 		// Whoever has the probe may never come back. cb forgets it, but
 		// if it does come back, its result is as good as any.
@@ -217,50 +249,43 @@ func (b *breaker) allowLocked() (*ticket, error) {
 	}
 	report, err := b.cb.Allow()
 	if err != nil { // open; it cannot be ErrTooManyRequests, as cb waits for no probe
-		return nil, &CircuitOpenError{Host: b.host, Until: b.until}
+		return permit{}, &CircuitOpenError{Host: b.host, Until: b.until}
 	}
-	b.probe = &ticket{b: b, era: b.era, report: report} // of the era that cb may just have begun
+	b.probe = &probe{report}
 	b.until = time.Now().Add(b.openFor)
 	b.out++
-	return b.probe, nil
+	return permit{b, b.era, b.probe}, nil // of the era that cb may just have begun
 }
 
 // done returns the permit. Only the first call counts.
-func (p permit) done(h health) {
-	t := p.t
-	if t == nil {
+func (p *permit) done(h health) {
+	given := *p
+	*p = permit{}
+	b := given.b
+	if b == nil {
 		return
 	}
-	b := t.b
 	b.mu.Lock()
-	if !t.returned {
-		t.returned = true
-		b.out--
-		b.doneLocked(t, h)
-	}
+	b.out--
+	b.doneLocked(given, h)
 	b.unlockAndTell()
 }
 
-func (b *breaker) doneLocked(t *ticket, h health) {
-	if t.era != b.era {
+func (b *breaker) doneLocked(p permit, h health) {
+	if p.era != b.era {
 		return // it belongs to a state that has passed
 	}
-	if t.report != nil {
-		if b.probe == t {
+	if p.probe != nil {
+		if b.probe == p.probe {
 			b.probe = nil // before the report, which may begin a new era
 		}
-		t.report(h.err())
+		p.probe.report(h.err())
 		return
 	}
-	if h == ignored {
-		return
-	}
-	// A request of the closed state is announced to cb when it ends. cb counts
-	// a result in the bucket of the announcement, and drops it when that has
-	// left the window: with windows shorter than timeouts, a host that swallows
-	// requests would never be found failing.
-	if report, err := b.cb.Allow(); err == nil {
-		report(h.err())
+	if h != ignored && b.results.add(h, time.Now()) {
+		if report, err := b.cb.Allow(); err == nil {
+			report(errFailed)
+		}
 	}
 }
 
@@ -268,6 +293,7 @@ func (b *breaker) doneLocked(t *ticket, h health) {
 // own lock.
 func (b *breaker) noteLocked(from, to gobreaker.State) {
 	b.current = to
+	b.results.clear()
 	b.era++
 	b.probe = nil
 	b.until = time.Time{}
@@ -335,7 +361,7 @@ func (b *breaker) openUntil() time.Time {
 }
 
 // refusal returns the [*CircuitOpenError] that a request would meet at the time
-// at, nil if the breaker is not open now or will not be then: a wait that ends at
+// at, zero for now, nil if the breaker is not open now or will not be then: a wait that ends at
 // an open breaker is not worth beginning. It does not foresee how a probe ends.
 func (b *breaker) refusal(at time.Time) error {
 	if until := b.openUntil(); at.Before(until) {

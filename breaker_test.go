@@ -263,10 +263,9 @@ func TestPermitCountsOnce(t *testing.T) {
 		b := newBreaker(nil, "https://a", nil)
 		for range 19 {
 			p, _ := b.allow()
-			other := p
 			p.done(failure)
 			p.done(failure)
-			other.done(failure)
+			p.done(failure)
 		}
 		if got := b.state(); got != "closed" {
 			t.Errorf("19 permits returned thrice: %s", got)
@@ -326,7 +325,8 @@ func TestBreakerTellsChangesInOrderAndWithoutLocks(t *testing.T) {
 			b.openUntil()
 			b.refusal(time.Now())
 			if to == "half-open" {
-				b.probeOf().done(failure) // another change, from within
+				probe := b.probeOf()
+				probe.done(failure) // another change, from within
 			}
 			got.add(host, from, to)
 		})
@@ -342,11 +342,12 @@ func TestBreakerTellsChangesInOrderAndWithoutLocks(t *testing.T) {
 	})
 }
 
-// probeOf returns the permit of the probe that is out.
+// probeOf returns another permit of the probe that is out.
 func (b *breaker) probeOf() permit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return permit{b.probe}
+	b.out++
+	return permit{b, b.era, b.probe}
 }
 
 func TestBreakerSurvivesAPanickingListener(t *testing.T) {

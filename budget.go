@@ -107,13 +107,10 @@ func secondsWorth(events float64) int {
 // reading and the call may hand them in out of order.
 type budget struct {
 	perAttempt int64         // deposit of one first attempt, in budgetUnit
-	width      time.Duration // of one bucket
 	floor      *rate.Limiter // nil means no floor
 
 	mu      sync.Mutex           // guards the following, and every use of floor
-	start   time.Time            // beginning of tick 0: the first call's time
-	latest  time.Time            // the latest time of any call; never goes back
-	tick    int64                // the bucket of latest, counted from start
+	time    timeline             // a tick is a bucket
 	buckets [budgetBuckets]int64 // unspent deposits, in budgetUnit; tick t is in t mod budgetBuckets
 	total   int64                // sum of buckets
 }
@@ -126,7 +123,7 @@ func newBudget(cfg *Budget) *budget {
 	}
 	b := &budget{
 		perAttempt: int64(math.Round(min(max(c.Ratio, 0), maxRatio) * budgetUnit)),
-		width:      max(c.Window, time.Millisecond) / budgetBuckets,
+		time:       timeline{width: max(c.Window, time.Millisecond) / budgetBuckets},
 	}
 	if c.MinPerSecond > 0 {
 		b.floor = rate.NewLimiter(rate.Limit(c.MinPerSecond), c.Burst)
@@ -142,7 +139,7 @@ func (b *budget) deposit(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.advanceLocked(now)
-	b.buckets[b.tick%budgetBuckets] += b.perAttempt
+	b.buckets[b.time.tick%budgetBuckets] += b.perAttempt
 	b.total += b.perAttempt
 }
 
@@ -160,10 +157,10 @@ func (b *budget) withdraw(now time.Time) bool {
 	defer b.mu.Unlock()
 	b.advanceLocked(now)
 	if b.total < budgetUnit {
-		return b.floor != nil && b.floor.AllowN(b.latest, 1)
+		return b.floor != nil && b.floor.AllowN(b.time.latest, 1)
 	}
 	b.total -= budgetUnit
-	for due, t := int64(budgetUnit), b.tick+1; due > 0; t++ { // tick+1 mod budgetBuckets is the oldest
+	for due, t := int64(budgetUnit), b.time.tick+1; due > 0; t++ { // tick+1 mod budgetBuckets is the oldest
 		bucket := &b.buckets[t%budgetBuckets]
 		part := min(due, *bucket)
 		*bucket -= part
@@ -182,7 +179,7 @@ func (b *budget) balance(now time.Time) (deposits, floor float64) {
 	defer b.mu.Unlock()
 	b.advanceLocked(now)
 	if b.floor != nil {
-		floor = b.floor.TokensAt(b.latest)
+		floor = b.floor.TokensAt(b.time.latest)
 	}
 	return float64(b.total) / budgetUnit, floor
 }
@@ -198,21 +195,10 @@ func (b *budget) untouched(now time.Time) bool {
 }
 
 // advanceLocked moves the time to now and drops the deposits that have expired.
-// A now before latest counts as latest: a [rate.Limiter] whose time goes back
-// pays the interval out a second time.
 func (b *budget) advanceLocked(now time.Time) {
-	if b.start.IsZero() {
-		b.start, b.latest = now, now
-	}
-	if !now.After(b.latest) {
-		return
-	}
-	b.latest = now
-	tick := int64(now.Sub(b.start) / b.width)
-	for n := min(tick-b.tick, budgetBuckets); n > 0; n-- {
-		bucket := &b.buckets[(tick-n+1)%budgetBuckets]
+	for n := min(b.time.advance(now), budgetBuckets); n > 0; n-- {
+		bucket := &b.buckets[(b.time.tick-n+1)%budgetBuckets]
 		b.total -= *bucket
 		*bucket = 0
 	}
-	b.tick = tick
 }

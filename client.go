@@ -191,6 +191,16 @@ func (c *Client) providerAt(rawURL string) *Provider {
 	return &unlisted
 }
 
+// limitsFor returns the limits of a URL's origin, which must be released.
+func (c *Client) limitsFor(u *url.URL) *hostLimits {
+	var buf [64]byte // of most origins
+	origin := appendOrigin(buf[:0], u)
+	if h := c.limits.known(origin); h != nil {
+		return h
+	}
+	return c.limits.get(string(origin))
+}
+
 // limitsOf returns the limits of an origin. Providers of one host share the rate
 // limit of the first that has one.
 func (c *Client) limitsOf(origin string) hostConfig {

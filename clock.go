@@ -70,3 +70,26 @@ func (c *clock) trusted() bool {
 	}
 	return c.jumped.IsZero() || time.Since(c.jumped) > purgeRest
 }
+
+// A timeline cuts time into ticks of equal length, for counts that expire. It
+// does not go back: a time before the latest counts as that.
+type timeline struct {
+	width  time.Duration // of a tick
+	start  time.Time     // beginning of tick 0: the first time
+	latest time.Time
+	tick   int64 // of latest
+}
+
+// advance moves to now and returns how many ticks have begun meanwhile.
+func (l *timeline) advance(now time.Time) int64 {
+	if l.start.IsZero() {
+		l.start, l.latest = now, now
+	}
+	if !now.After(l.latest) {
+		return 0
+	}
+	l.latest = now
+	before := l.tick
+	l.tick = int64(now.Sub(l.start) / l.width)
+	return l.tick - before
+}

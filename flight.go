@@ -95,7 +95,7 @@ func (c *Client) fly(f *flight, req *http.Request, key chosenKey, begin func(*ca
 	case running == f:
 		go f.run(begin)
 	default:
-		f.limits.release()
+		f.limits.release(time.Now())
 	}
 	return c.await(running, req, key)
 }
@@ -123,7 +123,7 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 // operation.
 func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Response, error) {
 	if f.limits != nil {
-		f.limits.release()
+		f.limits.release(time.Now())
 	}
 	switch {
 	case f.id.Key == "", errors.Is(err, ErrKeyReused): // of this request, nothing was or will be sent

@@ -31,7 +31,7 @@ func (p *pass) handle(rec Record) {
 	} else {
 		f.endless = true
 	}
-	defer f.limits.release()
+	defer f.limits.release(time.Now())
 	defer f.cancel(nil)
 	if !p.c.enter(f) {
 		p.count(func(s *Summary) { s.Held++ })
@@ -119,8 +119,7 @@ func (p *pass) decide(f *flight, rec *Record) bool {
 // send claims an operation, sends it, and hands its answer over.
 func (p *pass) send(f *flight) {
 	a := f.newCall()
-	permit, err := a.admit(f.ctx)
-	if err != nil { // the host rests: so does the operation
+	if err := a.admit(f.ctx); err != nil { // the host rests: so does the operation
 		due := p.c.clock.now().Add(postponeBase)
 		if open, ok := errors.AsType[*CircuitOpenError](err); ok && !open.Until.IsZero() {
 			due = p.c.clock.now().Add(time.Until(open.Until))
@@ -128,8 +127,7 @@ func (p *pass) send(f *flight) {
 		p.postponed(due)
 		return
 	}
-	a.permit = permit
-	defer func() { a.permit.done(ignored) }()
+	defer a.permit.done(ignored)
 	if retry := f.rec.Updated.After(p.c.started); !retry { // the first sending of this process
 		f.limits.budget.deposit(time.Now())
 	} else if !f.limits.budget.withdraw(time.Now()) {

@@ -82,22 +82,27 @@ type hostLimits struct {
 	// host that is going, nor go on using one that is gone: an origin never
 	// has two states at once.
 	users      int
-	used       time.Time   // last release; guarded by limits.mu
+	used       time.Time   // of the last release; guarded by limits.mu
 	prev, next *hostLimits // in the idle ring, nil while in use; guarded by limits.mu
+}
+
+// known returns the limits of a host, as get does, if it is known, else nil.
+func (l *limits) known(origin []byte) *hostLimits {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.hosts[string(origin)]
+	if h != nil {
+		l.takeLocked(h)
+	}
+	return h
 }
 
 // get returns the limits of a host, which must be released, once, when the
 // operation that asked for them ends: after the return of its permit.
 func (l *limits) get(origin string) *hostLimits {
-	l.mu.Lock()
-	h := l.hosts[origin]
-	if h != nil {
-		l.takeLocked(h)
-		l.mu.Unlock()
+	if h := l.known([]byte(origin)); h != nil {
 		return h
 	}
-	l.mu.Unlock()
-
 	made := l.newHost(origin, l.config(origin))
 
 	l.mu.Lock()
@@ -112,9 +117,10 @@ func (l *limits) get(origin string) *hostLimits {
 	return made
 }
 
-// release ends the use of a host by the caller of one get.
-func (h *hostLimits) release() {
-	l, now := h.all, time.Now()
+// release ends the use of a host by the caller of one get. now may be as early as
+// that: reading the clock costs as much as all the rest.
+func (h *hostLimits) release(now time.Time) {
+	l := h.all
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h.users--
@@ -187,8 +193,8 @@ func (l *limits) stats() []hostStats {
 func (h *hostLimits) pause(until time.Time) { h.gate.pause(until) }
 
 // wait waits out the host's pause and its rate limit; see [gate.wait].
-func (h *hostLimits) wait(ctx context.Context, closing <-chan struct{}) error {
-	return h.gate.wait(ctx, closing, h.origin)
+func (h *hostLimits) wait(ctx context.Context, deadline time.Time, closing <-chan struct{}) error {
+	return h.gate.wait(ctx, deadline, closing, h.origin)
 }
 
 // untouched reports whether h is as a new one would be, but for its breaker's
@@ -315,19 +321,20 @@ func (g *gate) pausedUntil() time.Time {
 }
 
 // wait returns when the host is not paused and its rate allows one more attempt,
-// which it counts. If that cannot be before the deadline of ctx, it returns an
-// error that matches [ErrWaitTooLong] at once; if ctx ends first, its cause, and
-// if closing is closed first, [ErrClosed]: then the attempt is not counted.
+// which it counts. If that cannot be before the deadline, it returns an error that
+// matches [ErrWaitTooLong] at once; zero means that there is none. If ctx ends
+// first, it returns its cause, and if closing is closed first, [ErrClosed]: then
+// the attempt is not counted.
 //
 // The rate is given out in the order of the calls. The ends of waits for a pause
 // are spread at random over a pauseSpread-th of its length, or
 // half of what the deadline leaves, whichever is less.
-func (g *gate) wait(ctx context.Context, closing <-chan struct{}, host string) error {
+func (g *gate) wait(ctx context.Context, deadline time.Time, closing <-chan struct{}, host string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	for {
-		until, reserved, err := g.reserve(ctx, host)
+		until, reserved, err := g.reserve(deadline, host)
 		if err != nil || until.IsZero() {
 			return err
 		}
@@ -353,12 +360,13 @@ func (g *gate) wait(ctx context.Context, closing <-chan struct{}, host string) e
 
 // reserve decides on a wait: until when, and with what reservation, nil without
 // a rate limit. A zero time means that there is no need to wait.
-func (g *gate) reserve(ctx context.Context, host string) (time.Time, *rate.Reservation, error) {
-	deadline, limited := ctx.Deadline()
-	now := time.Now()
-
+func (g *gate) reserve(deadline time.Time, host string) (time.Time, *rate.Reservation, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.rate == nil && g.until.IsZero() { // never paused
+		return time.Time{}, nil, nil
+	}
+	now, limited := time.Now(), !deadline.IsZero()
 	free, paused := now, g.until.After(now)
 	if paused {
 		free = g.until

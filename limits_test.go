@@ -40,7 +40,7 @@ func TestAMillionHostsStayBounded(t *testing.T) {
 			for i := range hosts {
 				h := l.get(hostName(i))
 				tt.use(h)
-				h.release()
+				h.release(time.Now())
 				if len(l.hosts) > maxHosts {
 					t.Fatalf("%s: %d hosts", tt.name, len(l.hosts))
 				}
@@ -88,11 +88,11 @@ func TestIdleHostsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newTestLimits(hostConfig{})
 		for i := range 1000 {
-			l.get(hostName(i)).release()
+			l.get(hostName(i)).release(time.Now())
 		}
 		time.Sleep(hostIdle)
 		for i := range 500 {
-			l.get("https://new-" + strconv.Itoa(i)).release()
+			l.get("https://new-" + strconv.Itoa(i)).release(time.Now())
 		}
 		if got := len(l.hosts); got != 500 {
 			t.Errorf("%d hosts, want the 500 new ones", got)
@@ -107,7 +107,7 @@ func TestHostsWithSomethingToRememberAreKept(t *testing.T) {
 		touch func(h *hostLimits) (forget func())
 		until time.Duration // after which it is forgotten
 	}{
-		{"in use", func(h *hostLimits) func() { h.all.get(h.origin); return h.release }, math.MaxInt64},
+		{"in use", func(h *hostLimits) func() { h.all.get(h.origin); return func() { h.release(time.Now()) } }, math.MaxInt64},
 		{"permit out", func(h *hostLimits) func() {
 			p, _ := h.breaker.allow()
 			return func() { p.done(success) }
@@ -120,18 +120,18 @@ func TestHostsWithSomethingToRememberAreKept(t *testing.T) {
 			return nil
 		}, hostTripped + 30*time.Second + 1},
 		{"slow floor", func(h *hostLimits) func() { withdrawAll(h.budget, time.Now()); return nil }, 200 * time.Second},
-		{"slow rate", func(h *hostLimits) func() { _ = h.wait(t.Context(), nil); return nil }, 100 * time.Second},
+		{"slow rate", func(h *hostLimits) func() { _ = h.wait(t.Context(), time.Time{}, nil); return nil }, 100 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newTestLimits(hostConfig{Budget: &Budget{MinPerSecond: 0.1, Burst: 20}, Rate: 0.01, Burst: 1})
 			h := l.get("https://a")
 			forget := tt.touch(h)
-			h.release()
+			h.release(time.Now())
 
 			others := 0
 			kept := func() bool { // looks at every host
 				for range 4 {
-					l.get(hostName(others)).release()
+					l.get(hostName(others)).release(time.Now())
 					others++
 				}
 				return l.hosts["https://a"] == h
@@ -180,11 +180,11 @@ func TestHostsInUseAreNeverSplit(t *testing.T) {
 				mu[i].Unlock()
 
 				j := r.IntN(len(held))
-				l.get(hostName(j)).release()
+				l.get(hostName(j)).release(time.Now())
 
 				mu[i].Lock()
 				held[i].Add(-1)
-				h.release()
+				h.release(time.Now())
 				mu[i].Unlock()
 			}
 		})
@@ -210,8 +210,8 @@ func TestMoreHostsThanRoomGoWhenTheyAreReleased(t *testing.T) {
 		if l.get(hostName(i)) != h {
 			t.Fatal("a host in use was split")
 		}
-		h.release()
-		h.release()
+		h.release(time.Now())
+		h.release(time.Now())
 	}
 	if got := len(l.hosts); got > l.max {
 		t.Errorf("%d hosts are left, want at most %d", got, l.max)
@@ -227,9 +227,9 @@ func TestVictimsAreThoseWithNothingToRemember(t *testing.T) {
 		if i != 1 {
 			h.pause(time.Now().Add(time.Hour))
 		}
-		h.release()
+		h.release(time.Now())
 	}
-	l.get("https://new").release()
+	l.get("https://new").release(time.Now())
 	if l.hosts[hostName(0)] == nil || l.hosts[hostName(1)] != nil || l.hosts[hostName(2)] == nil {
 		t.Error("a paused host went before one that was not")
 	}
@@ -238,32 +238,32 @@ func TestVictimsAreThoseWithNothingToRemember(t *testing.T) {
 func TestReleasingTwiceIsNoticed(t *testing.T) {
 	l := newTestLimits(hostConfig{})
 	h := l.get("https://a")
-	h.release()
+	h.release(time.Now())
 	defer func() {
 		if recover() == nil {
 			t.Error("it was not")
 		}
 	}()
-	h.release()
+	h.release(time.Now())
 }
 
 func TestAThousandHostsDoNotShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newTestLimits(hostConfig{Rate: 1, Burst: 1})
 		bad := l.get("https://bad")
-		defer bad.release()
+		defer bad.release(time.Now())
 		for range 20 {
 			request(bad.breaker, failure)
 		}
 		withdrawAll(bad.budget, time.Now())
-		_ = bad.wait(t.Context(), nil)
+		_ = bad.wait(t.Context(), time.Time{}, nil)
 		bad.pause(time.Now().Add(time.Minute))
 
 		start := time.Now()
 		for i := range 1000 {
 			h := l.get(hostName(i))
-			defer h.release()
-			if err := h.wait(t.Context(), nil); err != nil {
+			defer h.release(time.Now())
+			if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			if !request(h.breaker, success) || !h.budget.withdraw(time.Now()) {
@@ -317,7 +317,7 @@ func TestWaitWithoutLimitsDoesNotWait(t *testing.T) {
 		h := newTestLimits(hostConfig{}).get("https://a")
 		start := time.Now()
 		for range 1000 {
-			if err := h.wait(t.Context(), nil); err != nil {
+			if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -342,7 +342,7 @@ func TestPauseHoldsEveryoneBackAndSpreadsThem(t *testing.T) {
 		for i := range 1000 {
 			wg.Go(func() {
 				time.Sleep(time.Duration(i) * 19 * time.Millisecond) // the late ones too
-				if err := h.wait(t.Context(), nil); err != nil {
+				if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 					t.Error(err)
 				}
 				after := time.Since(start) - 20*time.Second
@@ -384,7 +384,7 @@ func TestPauseIsObeyedByThoseWhoWaitAlready(t *testing.T) {
 		start := time.Now()
 		h.pause(start.Add(10 * time.Second))
 		time.AfterFunc(5*time.Second, func() { h.pause(start.Add(30 * time.Second)) })
-		if err := h.wait(t.Context(), nil); err != nil {
+		if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if waited := time.Since(start); waited != 30*time.Second {
@@ -398,7 +398,7 @@ func TestPauseSpreadsOverAllOfItsLength(t *testing.T) {
 		h := newTestLimits(hostConfig{Rand: most}).get("https://a")
 		wait := func() time.Duration {
 			start := time.Now()
-			if err := h.wait(t.Context(), nil); err != nil {
+			if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			return time.Since(start)
@@ -418,7 +418,7 @@ func TestPauseSpreadsOverAllOfItsLength(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+100*time.Millisecond)
 		defer cancel()
 		start := time.Now()
-		if err := h.wait(ctx, nil); err != nil || time.Since(start) != 4*time.Second+50*time.Millisecond {
+		if err := h.wait(ctx, deadlineOf(ctx), nil); err != nil || time.Since(start) != 4*time.Second+50*time.Millisecond {
 			t.Errorf("shortly before the deadline: %v after %v", err, time.Since(start))
 		}
 	})
@@ -442,10 +442,10 @@ func TestWaitThatCannotEndInTimeIsNeverBegun(t *testing.T) {
 		free time.Duration // when a wait can end
 	}{
 		{"pause", func(h *hostLimits) { h.pause(time.Now().Add(10 * time.Second)) }, 10 * time.Second},
-		{"rate", func(h *hostLimits) { _ = h.wait(t.Context(), nil) }, 4 * time.Second},
+		{"rate", func(h *hostLimits) { _ = h.wait(t.Context(), time.Time{}, nil) }, 4 * time.Second},
 		{"rate after pause", func(h *hostLimits) {
 			h.pause(time.Now().Add(10 * time.Second))
-			go h.wait(context.Background(), nil)
+			go h.wait(context.Background(), time.Time{}, nil)
 			synctest.Wait()
 		}, 14 * time.Second},
 	} {
@@ -456,7 +456,7 @@ func TestWaitThatCannotEndInTimeIsNeverBegun(t *testing.T) {
 			for range 100 { // and leaves no trace
 				ctx, cancel := context.WithTimeout(t.Context(), tt.free)
 				defer cancel()
-				err := h.wait(ctx, nil)
+				err := h.wait(ctx, deadlineOf(ctx), nil)
 				if waited := time.Since(start); waited != 0 {
 					t.Fatalf("%s: waited %v", tt.name, waited)
 				}
@@ -470,7 +470,7 @@ func TestWaitThatCannotEndInTimeIsNeverBegun(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), tt.free+1)
 			defer cancel()
-			if err := h.wait(ctx, nil); err != nil {
+			if err := h.wait(ctx, deadlineOf(ctx), nil); err != nil {
 				t.Fatalf("%s: with enough time: %v", tt.name, err)
 			}
 			if waited := time.Since(start); waited != tt.free {
@@ -491,23 +491,23 @@ func TestWaitErrorSaysUntilWhen(t *testing.T) {
 func TestWaitEndsWithItsContextAndGivesItsTurnBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestLimits(hostConfig{Rate: 1, Burst: 1}).get("https://a")
-		_ = h.wait(t.Context(), nil)
+		_ = h.wait(t.Context(), time.Time{}, nil)
 		cause := errors.New("enough")
 		start := time.Now()
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(300*time.Millisecond, func() { cancel(cause) })
-		if err := h.wait(ctx, nil); err != cause || time.Since(start) != 300*time.Millisecond {
+		if err := h.wait(ctx, deadlineOf(ctx), nil); err != cause || time.Since(start) != 300*time.Millisecond {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
-		if err := h.wait(ctx, nil); err != cause {
+		if err := h.wait(ctx, deadlineOf(ctx), nil); err != cause {
 			t.Errorf("ended before: %v", err)
 		}
 		closing := make(chan struct{})
 		time.AfterFunc(300*time.Millisecond, func() { close(closing) })
-		if err := h.wait(t.Context(), closing); err != ErrClosed || time.Since(start) != 600*time.Millisecond {
+		if err := h.wait(t.Context(), time.Time{}, closing); err != ErrClosed || time.Since(start) != 600*time.Millisecond {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
-		if err := h.wait(t.Context(), nil); err != nil || time.Since(start).Round(time.Microsecond) != time.Second {
+		if err := h.wait(t.Context(), time.Time{}, nil); err != nil || time.Since(start).Round(time.Microsecond) != time.Second {
 			t.Errorf("the turn was lost: %v after %v", err, time.Since(start))
 		}
 	})
@@ -522,7 +522,7 @@ func TestRateIsGivenOutInOrder(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 22 {
 			wg.Go(func() {
-				if err := h.wait(t.Context(), nil); err != nil {
+				if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 					t.Error(err)
 				}
 				if want := time.Duration(max(i-1, 0)) * 100 * time.Millisecond; time.Since(start) != want {
@@ -554,7 +554,7 @@ func TestRateHoldsAfterAPause(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 100 {
 			wg.Go(func() {
-				if err := h.wait(t.Context(), nil); err != nil {
+				if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 					t.Error(err)
 				}
 				mu.Lock()
@@ -587,7 +587,7 @@ func TestRateHoldsUnderPausesAndCancellations(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), timeout)
 					defer cancel()
 					time.AfterFunc(leave, cancel)
-					if h.wait(ctx, nil) != nil {
+					if h.wait(ctx, deadlineOf(ctx), nil) != nil {
 						return
 					}
 					mu.Lock()
@@ -620,13 +620,13 @@ func TestRateHoldsUnderPausesAndCancellations(t *testing.T) {
 
 func TestKnownHostCostsNoAllocation(t *testing.T) {
 	l := newTestLimits(hostConfig{})
-	l.get("https://a").release()
+	l.get("https://a").release(time.Now())
 	if n := testing.AllocsPerRun(100, func() {
 		h := l.get("https://a")
-		_ = h.wait(context.Background(), nil)
+		_ = h.wait(context.Background(), time.Time{}, nil)
 		_ = h.breaker.refusal(epoch)
 		h.budget.deposit(time.Now())
-		h.release()
+		h.release(time.Now())
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -642,26 +642,26 @@ func TestHostIsSmall(t *testing.T) {
 func BenchmarkLimits(b *testing.B) {
 	l := newTestLimits(hostConfig{})
 	for i := range 1000 {
-		l.get(hostName(i)).release()
+		l.get(hostName(i)).release(time.Now())
 	}
 	b.Run("get/idle", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			l.get("https://500.example").release()
+			l.get("https://500.example").release(time.Now())
 		}
 	})
 	b.Run("get/used", func(b *testing.B) {
-		defer l.get("https://500.example").release()
+		defer l.get("https://500.example").release(time.Now())
 		b.ReportAllocs()
 		for b.Loop() {
-			l.get("https://500.example").release()
+			l.get("https://500.example").release(time.Now())
 		}
 	})
 	b.Run("get/parallel", func(b *testing.B) {
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
-				l.get("https://500.example").release()
+				l.get("https://500.example").release(time.Now())
 			}
 		})
 	})
@@ -673,16 +673,22 @@ func BenchmarkLimits(b *testing.B) {
 		l, i := newTestLimits(hostConfig{}), 0
 		b.ReportAllocs()
 		for b.Loop() {
-			l.get(names[i%len(names)]).release()
+			l.get(names[i%len(names)]).release(time.Now())
 			i++
 		}
 	})
 	b.Run("wait/free", func(b *testing.B) {
 		h := l.get("https://500.example")
-		defer h.release()
+		defer h.release(time.Now())
 		b.ReportAllocs()
 		for b.Loop() {
-			_ = h.wait(context.Background(), nil)
+			_ = h.wait(context.Background(), time.Time{}, nil)
 		}
 	})
+}
+
+// deadlineOf returns the deadline of ctx, zero if there is none.
+func deadlineOf(ctx context.Context) time.Time {
+	deadline, _ := ctx.Deadline()
+	return deadline
 }

@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -17,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -226,15 +228,36 @@ func checkKey(key string, longest int) error {
 }
 
 // originOf returns scheme://host[:port] in its shortest lower-case form.
-func originOf(u *url.URL) string {
-	scheme, host := strings.ToLower(u.Scheme), strings.ToLower(u.Host)
+func originOf(u *url.URL) string { return string(appendOrigin(nil, u)) }
+
+// appendOrigin appends what originOf returns.
+func appendOrigin(b []byte, u *url.URL) []byte {
+	b = appendLower(b, u.Scheme)
+	scheme := string(b)
+	b = append(b, "://"...)
+	b = appendLower(b, u.Host)
 	switch scheme {
 	case "https":
-		host = strings.TrimSuffix(host, ":443")
+		b = bytes.TrimSuffix(b, []byte(":443"))
 	case "http":
-		host = strings.TrimSuffix(host, ":80")
+		b = bytes.TrimSuffix(b, []byte(":80"))
 	}
-	return scheme + "://" + strings.TrimSuffix(host, ":")
+	return bytes.TrimSuffix(b, []byte(":"))
+}
+
+// appendLower appends s in lower case.
+func appendLower(b []byte, s string) []byte {
+	for i := range len(s) {
+		c := s[i]
+		if c >= utf8.RuneSelf {
+			return append(b, strings.ToLower(s[i:])...)
+		}
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		b = append(b, c)
+	}
+	return b
 }
 
 // requestURL returns the URL without what is never stored, compared or told:

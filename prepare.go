@@ -58,11 +58,11 @@ func (f *flight) identify(req *http.Request, key chosenKey) error {
 		return err
 	}
 	secret := func(name string) bool { return c.withheld(f.p, name) }
-	f.id = ID{Key: key.key, Origin: originOf(req.URL), Scope: c.digest.scope(account, req, stated, secret)}
+	f.limits = c.limitsFor(req.URL)
+	f.id = ID{Key: key.key, Origin: f.limits.origin, Scope: c.digest.scope(account, req, stated, secret)}
 	f.fresh = !key.given && (key.op == nil || key.first)
 	f.meta.URL, f.meta.Host = requestURL(req.URL), hostOverride(req)
 	f.rec = Record{ID: f.id, KeyGiven: key.given, ScopeStated: stated != ""}
-	f.limits = c.limits.get(f.id.Origin)
 	return nil
 }
 
@@ -125,6 +125,7 @@ func (f *flight) newTemplate(req *http.Request, key string) *http.Request {
 	if t.Header == nil {
 		t.Header = make(http.Header)
 	}
+	deleteHeader(t.Header, f.p.header())
 	t.Header.Set(f.p.header(), f.p.wire(key))
 	return t
 }

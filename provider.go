@@ -164,12 +164,16 @@ func (p *Provider) matches(u *url.URL) bool {
 }
 
 func (p *Provider) matchesHost(host string) bool {
-	return slices.ContainsFunc(p.Hosts, func(pattern string) bool {
-		if suffix, ok := strings.CutPrefix(pattern, "*"); ok {
-			return len(host) > len(suffix) && strings.EqualFold(host[len(host)-len(suffix):], suffix)
+	for _, pattern := range p.Hosts {
+		part := host
+		if suffix, ok := strings.CutPrefix(pattern, "*"); ok && len(host) > len(suffix) {
+			pattern, part = suffix, host[len(host)-len(suffix):]
 		}
-		return strings.EqualFold(host, pattern)
-	})
+		if len(part) == len(pattern) && strings.EqualFold(part, pattern) {
+			return true
+		}
+	}
+	return false
 }
 
 func (p *Provider) header() string {

@@ -15,6 +15,7 @@ import (
 func TestWhichRequestsAreOperations(t *testing.T) {
 	drop := oncehttptest.DropRequest()
 	refused := oncehttptest.DialError(nil)
+	odd := func(r *http.Request) *http.Request { r.Header["idempotency-KEY"] = []string{"odd"}; return r } // as net/http sends it
 	own := func(r *http.Request) *http.Request { r.Header.Set("Idempotency-Key", "own"); return r }
 	start := func(r *http.Request) *http.Request {
 		ctx, _ := oncehttp.Start(r.Context(), oncehttp.Op{Key: "start", NoAck: true})
@@ -37,6 +38,9 @@ func TestWhichRequestsAreOperations(t *testing.T) {
 		{"POST", 0, "POST", host, nil, drop, fresh, 2},
 		{"PATCH", 0, "PATCH", host, nil, drop, fresh, 2},
 		{"POST, own key", 0, "POST", host, own, drop, "own", 2},
+		{"POST, own key, odd case", 0, "POST", host, odd, drop, "odd", 2},
+		{"POST, Start over odd case", 0, "POST", host, func(r *http.Request) *http.Request { return start(odd(r)) }, drop, "start", 2},
+		{"POST, without key, odd case", 0, "POST", host, func(r *http.Request) *http.Request { return without(odd(r)) }, drop, "", 1},
 		{"POST, Start", 0, "POST", host, start, drop, "start", 2},
 		{"POST, Start wins over the header", 0, "POST", host, both, drop, "start", 2},
 		{"PUT, Start", 0, "PUT", host, start, drop, "start", 2},
@@ -85,6 +89,11 @@ func TestWhichRequestsAreOperations(t *testing.T) {
 				for _, a := range b.server.Attempts() {
 					if tt.key == fresh && len(a.Key) != 36 || tt.key != fresh && a.Key != tt.key {
 						t.Errorf("key %q on the wire, want %q", a.Key, tt.key)
+					}
+					for name := range a.Header {
+						if strings.EqualFold(name, "Idempotency-Key") && (!keyed || name != "Idempotency-Key") {
+							t.Errorf("header %s on the wire", name)
+						}
 					}
 				}
 				if retried := tt.attempts == 2 || tt.fault == refused; retried != (err == nil) {

@@ -17,23 +17,28 @@ import (
 // the call in a context and asks it at every step.
 type call struct {
 	c      *Client
-	p      *Provider
 	limits *hostLimits
 	trace  tracer
-	flight *flight                  // nil for an unkeyed request
-	info   AttemptInfo              // what is the same for all attempts
-	send   func(n int) exchange     // makes attempt n, beginning with 1
-	until  func() (time.Time, bool) // the deadline, if there is one
+	sender sender
+	flight *flight     // the sender; nil for an unkeyed request
+	info   AttemptInfo // what is the same for all attempts
 
 	attempts  int
 	permit    permit // of the breaker, for the next or running attempt
 	last      exchange
-	primed    bool // last is not judged yet: the loop starts with it
-	drained   bool // last's body is no longer readable
-	verdict   judgement
+	drained   bool      // last's body is no longer readable
+	verdict   judgement // on last
 	wait      time.Duration
+	rested    bool      // the wait is over, and the next attempt is due
 	notBefore time.Time // what the server asked for
 	why       error     // what ended the loop, if not the verdict
+}
+
+// A sender is what is sent: an operation, or an unkeyed request.
+type sender interface {
+	attempt(n int) exchange   // makes attempt n, beginning with 1
+	judge(exchange) judgement // says what it means
+	until() (time.Time, bool) // the deadline, if there is one
 }
 
 type callKey struct{} // context key of *call
@@ -59,46 +64,43 @@ func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 type loopTransport struct{}
 
 func (loopTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	callOf(req.Context()).attempt()
+	if a := callOf(req.Context()); a.rested { // the loop begins with the first attempt, which was made
+		a.rested = false
+		a.attempt(req.Context())
+	}
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
 }
 
-// run goes through the loop until the call has a verdict that stands.
-func (a *call) run(ctx context.Context) {
-	ctx = context.WithValue(ctx, callKey{}, a)
+// retry makes further attempts, after the first, until there is a verdict that
+// stands.
+func (a *call) retry(ctx context.Context) {
+	loop := context.WithValue(ctx, callKey{}, a)
 	token := &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "http", Host: "loop"}, Header: http.Header{}}
-	_, _ = a.c.loop.Do(&retryablehttp.Request{Request: token.WithContext(ctx)})
+	_, _ = a.c.loop.Do(&retryablehttp.Request{Request: token.WithContext(loop)})
 	if a.verdict.next == again && a.why == nil {
 		a.why = context.Cause(ctx)
 	}
-	a.permit.done(ignored)
 }
 
-// attempt makes the next attempt, unless the call was primed with one.
-func (a *call) attempt() {
-	if a.primed {
-		a.primed = false
-		return
-	}
+// attempt makes the next attempt, returns its permit, and judges it.
+func (a *call) attempt(ctx context.Context) {
 	a.attempts++
 	info := a.info
 	info.Attempt = a.attempts
 	a.trace.attemptStart(info)
-	start := time.Now()
-	a.last, a.drained = a.send(a.attempts), false
-	info.Status, info.Err, info.Duration = a.last.status(), a.last.err, time.Since(start)
-	a.trace.attemptDone(info)
+	start := a.trace.start()
+	a.last, a.drained = a.sender.attempt(a.attempts), false
+	if !start.IsZero() {
+		info.Status, info.Err, info.Duration = a.last.status(), a.last.err, time.Since(start)
+		a.trace.attemptDone(info)
+	}
+	a.permit.done(a.health(ctx))
+	a.verdict = a.sender.judge(a.last)
 }
 
-// again is CheckRetry: it judges the last exchange and decides whether another
-// attempt will be made, and after which wait. The response is still readable.
+// again is CheckRetry: it decides whether another attempt will be made, and after
+// which wait. The response is still readable.
 func (a *call) again(ctx context.Context) bool {
-	a.permit.done(a.health(ctx))
-	if a.flight == nil {
-		a.verdict = judgePlain(a.last)
-	} else {
-		a.verdict = a.flight.judge(a.last)
-	}
 	if a.verdict.next != again {
 		return false
 	}
@@ -139,7 +141,7 @@ func (a *call) plan(ctx context.Context) error {
 		a.notBefore = now.Add(min(after, math.MaxInt64-a.wait))
 		a.wait += min(after, math.MaxInt64-a.wait) // a minimum: jitter on top
 	}
-	deadline, limited := a.until()
+	deadline, limited := a.sender.until()
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -169,33 +171,31 @@ func (a *call) pause(ctx context.Context) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		a.permit, a.why = a.admit(ctx)
+		a.why = a.admit(ctx)
 	case <-ctx.Done():
 		a.why = context.Cause(ctx)
 	case <-a.c.closing:
 		a.why = ErrClosed
 	}
+	a.rested = a.why == nil
 	return a.why
 }
 
 // admit waits out the host's pause and rate limit, and takes a permit of its
 // breaker. It refuses at once a wait that cannot end before the deadline.
-func (a *call) admit(ctx context.Context) (permit, error) {
+func (a *call) admit(ctx context.Context) (err error) {
 	if a.c.isClosing() {
-		return permit{}, ErrClosed
+		return ErrClosed
 	}
-	if deadline, ok := a.until(); ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, deadline)
-		defer cancel()
+	if err := a.limits.breaker.refusal(time.Time{}); err != nil { // before a turn is spent on it
+		return err
 	}
-	if err := a.limits.breaker.refusal(time.Now()); err != nil { // before a turn is spent on it
-		return permit{}, err
+	deadline, _ := a.sender.until()
+	if err := a.limits.wait(ctx, deadline, a.c.closing); err != nil {
+		return err
 	}
-	if err := a.limits.wait(ctx, a.c.closing); err != nil {
-		return permit{}, err
-	}
-	return a.limits.breaker.allow()
+	a.permit, err = a.limits.breaker.allow()
+	return err
 }
 
 // health tells the breaker what an exchange says about the host.

@@ -33,8 +33,10 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	if req.URL != nil {
 		p = c.provider(req.URL)
 	}
-	if info, direct, ok := operationBehind(req.Response); ok {
-		return c.follow(req, p, info, direct)
+	if req.Response != nil {
+		if info, direct, ok := operationBehind(req.Response); ok {
+			return c.follow(req, p, info, direct)
+		}
 	}
 	if req.Context().Value(withoutKeyKey{}) != nil {
 		return c.plain(withoutHeader(req, p.header()), p)
@@ -76,7 +78,7 @@ func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 	if p.NoKeys {
 		return chosenKey{}, false
 	}
-	if values := req.Header.Values(p.header()); len(values) > 0 {
+	if values := valuesOf(req.Header, p.header()); len(values) > 0 {
 		k := chosenKey{key: p.bare(values[0]), given: true}
 		if len(values) > 1 {
 			k.err = fmt.Errorf("%w: header %s has %d values", ErrKeyInvalid, p.header(), len(values))
@@ -113,15 +115,35 @@ func (c *Client) follow(req *http.Request, p *Provider, info Info, direct bool) 
 	return resp, nil
 }
 
+// valuesOf returns a header's values. net/http sends names as they are in the
+// map, so their case does not matter.
+func valuesOf(h http.Header, name string) (values []string) {
+	for n, v := range h {
+		if len(n) == len(name) && strings.EqualFold(n, name) {
+			values = append(v[:len(v):len(v)], values...)
+		}
+	}
+	return values
+}
+
+// deleteHeader deletes a header, whatever the case of its name in the map.
+func deleteHeader(h http.Header, name string) {
+	for n := range h {
+		if len(n) == len(name) && strings.EqualFold(n, name) {
+			delete(h, n)
+		}
+	}
+}
+
 // withoutHeader returns the request, or a copy of it that lacks the headers.
 func withoutHeader(req *http.Request, names ...string) *http.Request {
 	for _, name := range names {
-		if len(req.Header.Values(name)) == 0 {
+		if len(valuesOf(req.Header, name)) == 0 {
 			continue
 		}
 		r := *req
 		r.Header = req.Header.Clone()
-		r.Header.Del(name)
+		deleteHeader(r.Header, name)
 		req = &r
 	}
 	return req
@@ -144,31 +166,26 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	if operationFrom(req.Context()) != nil { // passed by; it must not reach a request made below
 		req = req.WithContext(withoutHandle(req.Context()))
 	}
-	origin := originOf(req.URL)
-	ctx := req.Context()
-	a := &call{
-		c: c, p: p, limits: c.limits.get(origin), trace: c.tracerFor(ctx), until: ctx.Deadline,
-		info: AttemptInfo{Method: req.Method, Origin: origin},
+	ctx, now := req.Context(), time.Now()
+	limits := c.limitsFor(req.URL)
+	defer limits.release(now)
+	first := call{
+		c: c, limits: limits, trace: c.tracerFor(ctx), sender: &plainSender{c, req, idempotent(req.Method)},
+		info: AttemptInfo{Method: req.Method, Origin: limits.origin},
 	}
-	defer a.limits.release()
-	send := &plainSender{c: c, req: req, idempotent: idempotent(req.Method)}
-	a.send = send.attempt
-	permit, err := a.admit(ctx)
-	if err != nil {
+	if err := first.admit(ctx); err != nil {
 		closeBody(req)
 		return nil, err
 	}
-	a.permit = permit
-	defer func() { a.permit.done(ignored) }() // a transport may panic
-	a.limits.budget.deposit(time.Now())
-
-	a.attempt()
-	if judgePlain(a.last).next == settle { // nearly always: the loop is not needed
-		a.permit.done(a.health(ctx))
-		return a.last.resp, a.last.err
+	defer first.permit.done(ignored) // a transport may panic
+	limits.budget.deposit(now)
+	first.attempt(ctx)
+	if first.verdict.next == settle { // nearly always, and without a call on the heap
+		return first.last.resp, first.last.err
 	}
-	a.primed = true
-	a.run(ctx)
+	a := first
+	defer a.permit.done(ignored)
+	a.retry(ctx)
 	if a.verdict.next == settle || a.last.resp != nil && !a.drained {
 		return a.last.resp, a.last.err
 	}
@@ -220,6 +237,10 @@ type plainSender struct {
 	idempotent bool
 }
 
+func (s *plainSender) until() (time.Time, bool) { return s.req.Context().Deadline() }
+
+func (s *plainSender) judge(x exchange) judgement { return judgePlain(x) }
+
 // idempotent reports whether RFC 9110, section 9.2.2, allows to repeat a
 // request of the method.
 func idempotent(method string) bool {
@@ -249,12 +270,13 @@ func (s *plainSender) attempt(n int) (x exchange) {
 		*req = *s.req
 		req.Body = body
 	}
-	var conn connTrace
-	if !s.idempotent {
-		req = req.WithContext(conn.watch(req.Context(), nil))
+	if s.idempotent {
+		x.resp, x.err = roundTrip(s.c.base, req)
+	} else {
+		var conn connTrace
+		x.resp, x.err = roundTrip(s.c.base, req.WithContext(conn.watch(req.Context(), nil)))
+		x.notSent = x.err != nil && conn.notSent(x.err)
 	}
-	x.resp, x.err = roundTrip(s.c.base, req)
-	x.notSent = x.err != nil && !s.idempotent && conn.notSent(x.err)
 	x.final = !s.replayable(x)
 	return x
 }

@@ -59,7 +59,7 @@ var mutants = []mutant{
 	// One key, one request.
 	{"a fresh key for every attempt", []edit{
 		{"req.Header = f.template.Header.Clone()\n", "req.Header = f.template.Header.Clone()\n\treq.Header.Set(f.p.header(), NewKey())\n"},
-		{"case req.Header.Get(f.p.header()) != f.p.wire(f.rec.Key) ||", "case"},
+		{"case !slices.Equal(valuesOf(req.Header, f.p.header()), []string{f.p.wire(f.rec.Key)}):", "case !slices.Equal(valuesOf(req.Header, f.p.header()), valuesOf(req.Header, f.p.header())):"},
 	}, []string{"TestOneKeyForAllAttempts", "TestTheSameKeyAfterARestart"}},
 	{"what is sent is not compared with the record", []edit{{
 		"if err := f.checkOut(req, target); err != nil {",
@@ -123,7 +123,7 @@ var mutants = []mutant{
 	{"Retry-After is ignored", []edit{{"after, asked = retryAfter(a.last.resp.Header, now)", "retryAfter(a.last.resp.Header, now)"}}, []string{"TestRetryAfterIsAMinimum", "TestALongRetryAfterIsRemembered"}},
 	{"the time the server asked for is forgotten", []edit{{"if t.IsZero() || wait <= 0 {", "if true {"}}, []string{"TestALongRetryAfterIsRemembered"}},
 	{"the breaker is told nothing", []edit{{"case a.last.err != nil, a.last.status() >= 500:\n\t\treturn failure", "case a.last.err != nil, a.last.status() >= 500:\n\t\treturn success"}}, []string{"TestBreakerOpensInAnOutage"}},
-	{"an abandoned permit is not returned", []edit{{"func (p permit) done(h health) {\n", "func (p permit) done(h health) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
+	{"an abandoned permit is not returned", []edit{{"func (p *permit) done(h health) {\n", "func (p *permit) done(h health) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
 	{"the leader's end is the joiners'", []edit{{
 		"context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))",
 		"context.WithCancelCause(withoutHandle(req.Context()))",
