@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"runtime/debug"
+	"slices"
 	"time"
 )
 
@@ -129,18 +129,16 @@ func (c *Client) firstEpoch(now time.Time) uint64 {
 
 // sealRequest puts the request into the record. Credentials stay out.
 func (f *flight) sealRequest(rec *Record) {
-	header := make(http.Header, len(f.template.Header))
 	var withheld []string
-	for name, values := range f.template.Header {
+	for name := range f.template.Header {
 		if f.c.withheld(f.p, name) {
 			withheld = append(withheld, name)
-			continue
 		}
-		header[name] = values
 	}
-	request := storedRequest{Header: header, Withheld: withheld, HasBody: f.hasBody, Body: f.body}
-	rec.Request = f.c.seal.seal(rec.ID, "request", request.encode())
-	rec.Meta = f.c.seal.seal(rec.ID, "meta", f.meta.encode())
+	slices.Sort(withheld)
+	request := storedRequest{Header: f.template.Header, Withheld: withheld, HasBody: f.hasBody, Body: f.body}
+	rec.Request = f.c.seal.seal(rec.ID, "request", &request)
+	rec.Meta = f.c.seal.seal(rec.ID, "meta", &f.meta)
 }
 
 // beginFailed concludes a flight whose record could not be written. Nothing was

@@ -22,7 +22,7 @@ type Client struct {
 	store    KeyStore
 	ownStore bool // Close closes the store
 	session  Session
-	digest   digester
+	digest   *digester
 	seal     *sealer
 	clock    *clock
 	started  time.Time // by clock
@@ -84,7 +84,7 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	if c.session, err = store.Session(context.Background(), c.clock.wall().UTC()); err != nil {
 		return nil, err
 	}
-	c.digest = digester{c.session.Secret}
+	c.digest = newDigester(c.session.Secret)
 	c.clock.start(c.session.Mark)
 	c.started = c.clock.now()
 	if o.Trace != nil {

@@ -97,17 +97,25 @@ func operationBehind(resp *http.Response) (info Info, direct, ok bool) {
 
 type infoKey struct{} // context key of *infoMark
 
-// An infoMark is the Info in a response's request. It counts for that request
-// alone, not for others that are made with its context.
+// An infoMark is a context with the Info of a response's request. It counts for
+// that request alone, not for others that are made with its context.
 type infoMark struct {
+	context.Context
 	req  *http.Request
 	info Info
 }
 
+func (m *infoMark) Value(key any) any {
+	if key == (infoKey{}) {
+		return m
+	}
+	return m.Context.Value(key)
+}
+
 // withInfo returns a copy of a request from which OperationFrom reads info.
 func withInfo(req *http.Request, info Info) *http.Request {
-	m := &infoMark{info: info}
-	m.req = req.WithContext(context.WithValue(req.Context(), infoKey{}, m))
+	m := &infoMark{Context: req.Context(), info: info}
+	m.req = req.WithContext(m)
 	return m.req
 }
 

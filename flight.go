@@ -286,8 +286,10 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 	resp.Request = withInfo(req, res.info)
 	if res.url != nil {
 		resp.Request.URL = res.url
-		if loc, err := res.url.Parse(resp.Header.Get("Location")); err == nil && resp.Header.Get("Location") != "" {
-			resp.Header.Set("Location", loc.String()) // which may be relative to where the redirects led
+		if location := resp.Header.Get("Location"); location != "" { // which may be relative to where the redirects led
+			if u, err := res.url.Parse(location); err == nil {
+				resp.Header.Set("Location", u.String())
+			}
 		}
 	}
 	if res.stream == nil {

@@ -26,7 +26,7 @@ type MemoryStore struct {
 	closed  bool
 }
 
-var _ LazyStore = (*MemoryStore)(nil)
+var _ KeyStore = (*MemoryStore)(nil)
 
 // NewMemoryStore returns an empty store.
 func NewMemoryStore() *MemoryStore {
@@ -94,12 +94,6 @@ func (s *MemoryStore) Save(ctx context.Context, rec Record) error {
 	}
 	s.putLocked(&rec, found)
 	return nil
-}
-
-// SaveSoon implements [LazyStore].
-func (s *MemoryStore) SaveSoon(rec Record, done func(error)) {
-	err := s.Save(context.Background(), rec)
-	go done(err)
 }
 
 // Ack implements [KeyStore]. It takes part in no transaction of the caller's.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"testing/synctest"
 )
 
 func TestMemoryStoreListsAndCountsAfterManyChanges(t *testing.T) {
@@ -46,17 +45,4 @@ func TestMemoryStoreListsAndCountsAfterManyChanges(t *testing.T) {
 			t.Fatalf("%d records are remembered for listing, %d are open", len(s.open), open)
 		}
 	}
-}
-
-func TestMemoryStoreTellsLazyWritesFromAnotherGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := NewMemoryStore()
-		r := boltRec("k")
-		mustBegin(t, s, r)
-		told := make(chan error) // without room: a call from SaveSoon itself would block
-		s.SaveSoon(r, func(err error) { told <- err })
-		if err := <-told; err != nil {
-			t.Error(err)
-		}
-	})
 }

@@ -273,38 +273,65 @@ func requestURL(u *url.URL) string {
 
 // A digester makes the digests that are keyed with the store's secret, so that
 // they tell nothing to those who have the store's content alone.
-type digester struct{ secret [32]byte }
+type digester struct {
+	idle sync.Pool // of *digest: to make one costs more than to use it
+}
 
-func (d digester) new(kind string) hash.Hash {
-	h := hmac.New(sha256.New, d.secret[:])
-	writeField(h, kind)
+// A digest is an HMAC with SHA-256 of length-prefixed fields, so that they cannot
+// run together.
+type digest struct {
+	hash.Hash
+	buf []byte // what is not yet written to the hash
+}
+
+func newDigester(secret [32]byte) *digester {
+	return &digester{sync.Pool{New: func() any { return &digest{Hash: hmac.New(sha256.New, secret[:])} }}}
+}
+
+// begin returns a digest of a kind, which end gives back.
+func (d *digester) begin(kind string) *digest {
+	h := d.idle.Get().(*digest)
+	h.Reset()
+	h.buf = h.buf[:0]
+	h.field(kind)
 	return h
 }
 
-// writeField writes a length-prefixed field, so that fields cannot run together.
-func writeField[T string | []byte](h hash.Hash, s T) {
-	var n [8]byte
-	binary.BigEndian.PutUint64(n[:], uint64(len(s)))
-	h.Write(n[:])
-	h.Write([]byte(s))
+func (d *digester) end(h *digest) (sum [32]byte) {
+	h.Write(h.buf)
+	copy(sum[:], h.Sum(h.buf[:0]))
+	d.idle.Put(h)
+	return sum
+}
+
+func (h *digest) field(s string) {
+	h.buf = binary.BigEndian.AppendUint64(h.buf, uint64(len(s)))
+	h.buf = append(h.buf, s...)
+}
+
+// last adds a field that is not copied.
+func (h *digest) last(b []byte) {
+	h.buf = binary.BigEndian.AppendUint64(h.buf, uint64(len(b)))
+	h.Write(h.buf)
+	h.Write(b)
+	h.buf = h.buf[:0]
 }
 
 // fingerprint is the digest of what must not change under a key: method, URL,
 // Host, media type, body and the provider's headers. A multipart boundary is
 // not part of it: the standard library makes a new one for every attempt.
-func (d digester) fingerprint(p *Provider, req *http.Request, body []byte) (sum [32]byte) {
-	h := d.new("request")
-	writeField(h, req.Method)
-	writeField(h, requestURL(req.URL))
-	writeField(h, hostOverride(req))
+func (d *digester) fingerprint(p *Provider, req *http.Request, body []byte) [32]byte {
+	h := d.begin("request")
+	h.field(req.Method)
+	h.field(requestURL(req.URL))
+	h.field(hostOverride(req))
 	mediaType, body := withoutBoundary(req.Header.Get("Content-Type"), body)
-	writeField(h, mediaType)
+	h.field(mediaType)
 	for _, name := range p.FingerprintHeaders {
-		writeField(h, strings.Join(req.Header.Values(name), "\n"))
+		h.field(strings.Join(req.Header.Values(name), "\n"))
 	}
-	writeField(h, body)
-	h.Sum(sum[:0])
-	return sum
+	h.last(body)
+	return d.end(h)
 }
 
 // hostOverride returns the request's Host where it is not the URL's.
@@ -330,11 +357,11 @@ func withoutBoundary(contentType string, body []byte) (string, []byte) {
 
 // scope returns the request's scope in the store: the provider's account and
 // the stated scope, or, where none is stated, a digest of the credentials.
-func (d digester) scope(account string, req *http.Request, stated string, secret func(name string) bool) string {
+func (d *digester) scope(account string, req *http.Request, stated string, secret func(name string) bool) string {
 	if stated != "" {
 		return account + "|scope:" + stated
 	}
-	names := make([]string, 0, 2)
+	var names []string
 	for name := range req.Header {
 		if secret(name) && name != "Cookie" { // cookies change between requests of one caller
 			names = append(names, name)
@@ -344,15 +371,16 @@ func (d digester) scope(account string, req *http.Request, stated string, secret
 		return account + "|"
 	}
 	slices.Sort(names)
-	h := d.new("credentials")
+	h := d.begin("credentials")
 	for _, name := range names {
-		writeField(h, name)
-		writeField(h, strings.Join(req.Header[name], "\n"))
+		h.field(name)
+		h.field(strings.Join(req.Header[name], "\n"))
 	}
 	if req.URL.User != nil && req.Header.Get("Authorization") == "" {
-		writeField(h, req.URL.User.String())
+		h.field(req.URL.User.String())
 	}
-	return account + "|cred:" + hex.EncodeToString(h.Sum(nil)[:16])
+	sum := d.end(h)
+	return account + "|cred:" + hex.EncodeToString(sum[:16])
 }
 
 // accountOf returns the account part of a scope.

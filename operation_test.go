@@ -1,6 +1,11 @@
 package oncehttp
 
 import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"net/http"
 	"net/url"
 	"strings"
@@ -52,7 +57,7 @@ func post(t *testing.T, rawURL, contentType string, header ...string) *http.Requ
 
 // The fingerprint covers what must not change under a key, and nothing else.
 func TestFingerprintCoversWhatMustNotChange(t *testing.T) {
-	d := digester{[32]byte{1}}
+	d := newDigester([32]byte{1})
 	base := func() (*http.Request, string) {
 		return post(t, "https://api.stripe.com/v1/charges?a=1", "application/x-www-form-urlencoded", "Stripe-Account", "acct_1"), "order=1"
 	}
@@ -90,14 +95,39 @@ func TestFingerprintCoversWhatMustNotChange(t *testing.T) {
 			t.Errorf("%s does not change the fingerprint", name)
 		}
 	}
-	if (digester{[32]byte{2}}).fingerprint(&Stripe, req, []byte(body)) == want {
+	if newDigester([32]byte{2}).fingerprint(&Stripe, req, []byte(body)) == want {
 		t.Error("the fingerprint is not keyed")
+	}
+}
+
+// Fingerprint and scope are in every record: they must stay the same as long as
+// the format does.
+func TestDigestsAreThoseOfFormat1(t *testing.T) {
+	digest := func(fields ...string) []byte {
+		h := hmac.New(sha256.New, append([]byte{1}, make([]byte, 31)...))
+		for _, f := range fields {
+			h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(f))))
+			h.Write([]byte(f))
+		}
+		return h.Sum(nil)
+	}
+	d := newDigester([32]byte{1})
+	req := post(t, "https://user:pw@api.stripe.com/v1/charges?a=1#f", "text/plain", "Stripe-Account", "acct_1", "X-Token", "t")
+	for range 2 { // the second time with what the first has left behind
+		sum := d.fingerprint(&Stripe, req, []byte("order=1"))
+		if want := digest("request", "POST", "https://api.stripe.com/v1/charges?a=1", "", "text/plain", "acct_1", "", "order=1"); !bytes.Equal(sum[:], want) {
+			t.Errorf("fingerprint %x, want %x", sum, want)
+		}
+		want := "a|cred:" + hex.EncodeToString(digest("credentials", "X-Token", "t", "user:pw")[:16])
+		if got := d.scope("a", req, "", (&Options{}).secret); got != want {
+			t.Errorf("scope %s, want %s", got, want)
+		}
 	}
 }
 
 // mime/multipart makes a new boundary for every attempt of an SDK.
 func TestMultipartBoundaryIsNotPartOfTheFingerprint(t *testing.T) {
-	d := digester{}
+	d := newDigester([32]byte{})
 	form := func(boundary, value string) [32]byte {
 		body := "--" + boundary + "\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n" + value + "\r\n--" + boundary + "--\r\n"
 		return d.fingerprint(&unlisted, post(t, "https://x/", "multipart/form-data; boundary="+boundary), []byte(body))
@@ -111,7 +141,7 @@ func TestMultipartBoundaryIsNotPartOfTheFingerprint(t *testing.T) {
 }
 
 func TestScopeSeparatesAccounts(t *testing.T) {
-	d := digester{[32]byte{1}}
+	d := newDigester([32]byte{1})
 	o := &Options{}
 	scope := func(stated string, header ...string) string {
 		req := post(t, "https://api.stripe.com/v1/charges", "", header...)

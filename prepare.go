@@ -7,14 +7,20 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 )
 
 // prepare reads a request. It closes the body, at the latest when the request's
 // context ends.
-func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) (err error) {
-	closed := sync.OnceFunc(func() { closeBody(req) })
-	defer closed()
+func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
+	closeOnce := func() { closeBody(req) }
+	if done := req.Context().Done(); done != nil && req.Body != nil && req.Body != http.NoBody {
+		closeOnce = sync.OnceFunc(closeOnce)
+		stop := context.AfterFunc(req.Context(), closeOnce)
+		defer stop()
+	}
+	defer closeOnce()
 	f.p, f.meta.Method = p, req.Method
 	if key.op != nil {
 		f.meta.Metadata = key.op.op.Metadata
@@ -30,11 +36,11 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) (err err
 		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
 	}
 	if f.hasBody = req.Body != nil && req.Body != http.NoBody; f.hasBody {
-		stop := context.AfterFunc(req.Context(), closed)
-		defer stop()
-		if f.body, err = f.c.readBody(req); err != nil {
+		body, err := f.c.readBody(req)
+		if err != nil {
 			return cmp.Or(context.Cause(req.Context()), err)
 		}
+		f.body = body
 	}
 	f.fingerprint = f.c.digest.fingerprint(p, req, f.body)
 	f.rec.Fingerprint = f.fingerprint
@@ -105,12 +111,25 @@ func (c *Client) readBody(req *http.Request) ([]byte, error) {
 
 // readUpTo reads at most limit bytes; size is a hint, -1 if there is none.
 func readUpTo(r io.Reader, limit, size int64) ([]byte, error) {
-	var buf bytes.Buffer
-	if size > 0 {
-		buf.Grow(int(min(size, limit, defaultMaxBody)) + bytes.MinRead)
+	buf := make([]byte, 0, min(max(size, 0), limit, defaultMaxBody)+bytes.MinRead/8)
+	for {
+		room := buf[len(buf):min(int64(cap(buf)), limit)]
+		if len(room) == 0 {
+			if int64(len(buf)) >= limit {
+				return buf, nil
+			}
+			buf = slices.Grow(buf, max(bytes.MinRead, cap(buf)))
+			continue
+		}
+		n, err := r.Read(room)
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return buf, err
+		}
 	}
-	_, err := buf.ReadFrom(io.LimitReader(r, limit))
-	return buf.Bytes(), err
 }
 
 // newTemplate returns the request that every attempt is a copy of. It shares

@@ -55,24 +55,30 @@ func newSealer(keys [][]byte) (*sealer, error) {
 	return s, nil
 }
 
-// seal returns the stored form of a part. A nil part stays nil.
-func (s *sealer) seal(id ID, field string, part []byte) []byte {
-	if part == nil {
-		return nil
-	}
+// A sealable is a part of a record before it is stored.
+type sealable interface {
+	size() int // about how many bytes appendTo appends
+	appendTo(*encoder)
+}
+
+// seal returns the stored form of a part.
+func (s *sealer) seal(id ID, field string, part sealable) []byte {
 	if len(s.ring) == 0 {
-		out := make([]byte, 5, 5+len(part))
+		out := make(encoder, 5, 5+part.size())
+		part.appendTo(&out)
 		out[0] = plainPart
-		binary.BigEndian.PutUint32(out[1:], crc32.Checksum(part, castagnoli))
-		return append(out, part...)
+		binary.BigEndian.PutUint32(out[1:], crc32.Checksum(out[5:], castagnoli))
+		return out
 	}
+	plain := make(encoder, 0, part.size())
+	part.appendTo(&plain)
 	key := s.ring[0]
-	out := make([]byte, 21, 21+len(part)+key.aead.Overhead())
+	out := make([]byte, 21, 21+len(plain)+key.aead.Overhead())
 	out[0] = sealedPart
 	copy(out[1:], key.id[:])
 	nonce := out[9:21]
 	_, _ = rand.Read(nonce) // never fails: documented by crypto/rand
-	return key.aead.Seal(out, nonce, part, additionalData(id, field))
+	return key.aead.Seal(out, nonce, plain, additionalData(id, field))
 }
 
 // open returns the part of a stored form: [ErrDamaged] if it was changed,

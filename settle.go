@@ -58,7 +58,7 @@ func (f *flight) answer(a *call) {
 	if rec.AckDue || rec.KeyGiven {
 		kept := storedAnswer{Status: rec.Status, Proto: x.resp.Proto, Header: x.resp.Header.Clone(), HasBody: !x.streams, Body: x.body}
 		kept.Header.Del("Set-Cookie")
-		rec.Answer = c.seal.seal(rec.ID, "answer", kept.encode())
+		rec.Answer = c.seal.seal(rec.ID, "answer", &kept)
 	}
 	res := result{resp: x.resp, body: x.body, url: x.url}
 	if x.streams {
@@ -159,7 +159,7 @@ func (f *flight) giveUp(reason Reason, cause error) {
 	rec := f.next(Unknown)
 	rec.Reason, rec.Claims, rec.Acked = reason, 0, false
 	f.meta.Detail = detail(cause)
-	rec.Meta = f.c.seal.seal(rec.ID, "meta", f.meta.encode())
+	rec.Meta = f.c.seal.seal(rec.ID, "meta", &f.meta)
 	err := f.c.store.Save(f.writes(), rec)
 	f.rec = rec
 	res := f.res
@@ -201,7 +201,7 @@ func (f *flight) release(rec Record, cause error) {
 	rec.Epoch++
 	rec.Owner, rec.Claims = "", 0
 	f.meta.Detail = detail(cause)
-	rec.Meta = f.c.seal.seal(rec.ID, "meta", f.meta.encode())
+	rec.Meta = f.c.seal.seal(rec.ID, "meta", &f.meta)
 	err := f.c.store.Save(f.writes(), rec)
 	f.rec = rec
 	res := result{info: f.info(), err: cause}

@@ -3,6 +3,7 @@ package oncehttp
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ type storedMeta struct {
 // storedRequest is what a resumed attempt sends.
 type storedRequest struct {
 	Header   http.Header
-	Withheld []string // names of headers that carried credentials and are not stored
+	Withheld []string // names of headers that carry credentials; those in Header are not stored
 	HasBody  bool
 	Body     []byte
 }
@@ -36,18 +37,19 @@ type storedAnswer struct {
 	Body    []byte
 }
 
-func (m *storedMeta) encode() []byte {
-	var e encoder
+// size is about how many bytes appendTo appends.
+func (m *storedMeta) size() int { return 64 + len(m.URL) + 32*len(m.Metadata) + len(m.Detail) }
+
+func (m *storedMeta) appendTo(e *encoder) {
 	e.string(m.Method)
 	e.string(m.URL)
 	e.string(m.Host)
 	e.uint(len(m.Metadata))
-	for _, k := range sortedKeys(m.Metadata) {
+	for _, k := range slices.Sorted(maps.Keys(m.Metadata)) {
 		e.string(k)
 		e.string(m.Metadata[k])
 	}
 	e.string(m.Detail)
-	return e
 }
 
 func decodeMeta(b []byte) (m storedMeta, err error) {
@@ -64,13 +66,13 @@ func decodeMeta(b []byte) (m storedMeta, err error) {
 	return m, d.failed("meta")
 }
 
-func (r *storedRequest) encode() []byte {
-	e := make(encoder, 0, len(r.Body)+256)
-	e.header(r.Header)
+func (r *storedRequest) size() int { return 256 + len(r.Body) }
+
+func (r *storedRequest) appendTo(e *encoder) {
+	e.header(r.Header, r.Withheld)
 	e.strings(r.Withheld)
 	e.bool(r.HasBody)
 	e.bytes(r.Body)
-	return e
 }
 
 func decodeRequest(b []byte) (r storedRequest, err error) {
@@ -82,14 +84,14 @@ func decodeRequest(b []byte) (r storedRequest, err error) {
 	return r, d.failed("request")
 }
 
-func (a *storedAnswer) encode() []byte {
-	e := make(encoder, 0, len(a.Body)+512)
+func (a *storedAnswer) size() int { return 512 + len(a.Body) }
+
+func (a *storedAnswer) appendTo(e *encoder) {
 	e.uint(a.Status)
 	e.string(a.Proto)
-	e.header(a.Header)
+	e.header(a.Header, nil)
 	e.bool(a.HasBody)
 	e.bytes(a.Body)
-	return e
 }
 
 func decodeAnswer(b []byte) (a storedAnswer, err error) {
@@ -131,22 +133,21 @@ func (e *encoder) strings(list []string) {
 	}
 }
 
-func (e *encoder) header(h http.Header) {
-	e.uint(len(h))
-	for _, name := range sortedKeys(h) {
+// header appends all but the headers in without.
+func (e *encoder) header(h http.Header, without []string) {
+	var buf [16]string
+	names := buf[:0]
+	for name := range h {
+		if !slices.Contains(without, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names) // the encoding depends on the content alone
+	e.uint(len(names))
+	for _, name := range names {
 		e.string(name)
 		e.strings(h[name])
 	}
-}
-
-// sortedKeys makes an encoding depend on the content alone.
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // A decoder reads what an encoder wrote. After the first fault it returns zero
