@@ -136,10 +136,15 @@ func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
 	})
 }
 
-// Forget deletes an operation, whatever its state. A later request with its key
-// is a new operation: the server may still know the key.
+// Forget deletes an operation, whatever its state, also one whose record cannot
+// be read. A later request with its key is a new operation: the server may still
+// know the key.
 func (c *Client) Forget(ctx context.Context, id ID) error {
-	return c.exclusively(ctx, id, func(rec Record) error { return c.store.Delete(ctx, rec) })
+	err := c.exclusively(ctx, id, func(rec Record) error { return c.store.Delete(ctx, rec) })
+	if errors.Is(err, ErrDamaged) { // a readable one that took its place has another epoch, and stays
+		err = c.store.Delete(ctx, Record{ID: id})
+	}
+	return err
 }
 
 // exclusively gives a record, taken over in the next epoch, to a function that

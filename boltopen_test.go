@@ -386,3 +386,41 @@ func TestDamagedRecordIsTellableAndReplaceable(t *testing.T) {
 	}
 	checkCounts(t, s)
 }
+
+// Else its key could never be used again, and every pass would fail at it.
+func TestWhatCannotBeReadCanBeForgotten(t *testing.T) {
+	s := newBolt(t)
+	c, err := New(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for what, offset := range map[string]func(v []byte) int{
+		"head": func([]byte) int { return recordPrefix + 1 },
+		"body": func(v []byte) int { return len(v) - checksumSize - 1 },
+	} {
+		bad := boltRec(what)
+		mustBegin(t, s, bad)
+		err := s.write(t.Context(), func(tx *boltTx) error {
+			seq := tx.keys.Get(encodeID(bad.ID))[1:]
+			v := bytes.Clone(tx.open.Get(seq))
+			v[offset(v)] ^= 1
+			tx.put(tx.open, bytes.Clone(seq), v)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Resolve(t.Context(), bad.ID, Succeeded); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Resolve with a damaged %s: %v, want ErrDamaged", what, err)
+		}
+		if err := c.Forget(t.Context(), bad.ID); err != nil {
+			t.Errorf("Forget with a damaged %s: %v", what, err)
+		}
+		mustBegin(t, s, bad)
+		if err := c.store.Delete(t.Context(), Record{ID: bad.ID}); !errors.Is(err, ErrFenced) {
+			t.Errorf("a new record of the key is deleted without its epoch: %v", err)
+		}
+	}
+	checkCounts(t, s)
+}

@@ -272,6 +272,9 @@ func (t *boltTx) drop(rec *Record) error {
 		return nil
 	}
 	if err == nil {
+		_, err = found.whole()
+	}
+	if err == nil {
 		if err := admits(found.Record, rec, nil); err != nil {
 			return err
 		}

@@ -155,8 +155,8 @@ type KeyStore interface {
 	// transaction that ctx carries, by a convention of the store.
 	Ack(ctx context.Context, rec Record) error
 
-	// Delete removes the record of rec's ID, under Save's conditions. No
-	// such record is no error.
+	// Delete removes the record of rec's ID, under Save's conditions; one
+	// that cannot be decoded, without. No such record is no error.
 	Delete(ctx context.Context, rec Record) error
 
 	// Get returns a record with all its parts, or [ErrNotFound]. A record

@@ -143,8 +143,11 @@ func logTrace(log *slog.Logger) *Trace {
 		},
 		Settled: func(i Info) {
 			level := slog.LevelDebug
-			if i.Outcome == Unknown {
+			switch i.Outcome {
+			case Unknown:
 				level = slog.LevelWarn
+			case Undecided: // it stays pending, and the detail says why
+				level = slog.LevelInfo
 			}
 			log.Log(context.Background(), level, "operation settled", "key", i.Key, "origin", i.Origin, "outcome", i.Outcome.String(),
 				"reason", i.Reason.String(), "status", i.Status, "attempts", i.Attempts, "detail", i.Detail)
