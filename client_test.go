@@ -95,6 +95,32 @@ func (b *bench) charge(ctx context.Context, key, order string, header ...string)
 	return op.Info(), err
 }
 
+// pending makes an operation that nobody was told about.
+func (b *bench) pending(key, order string, header ...string) {
+	b.t.Helper()
+	b.server.Script(oncehttptest.Stall(-1))
+	closed := make(chan error)
+	time.AfterFunc(time.Millisecond, func() { closed <- b.client.Close() })
+	if info, _ := b.charge(b.t.Context(), key, order, header...); info.Outcome != oncehttp.Undecided {
+		b.t.Errorf("an interrupted operation is %v", info.Outcome)
+	}
+	<-closed
+	b.restart()
+}
+
+// lost makes an operation whose caller was told that it is unknown.
+func (b *bench) lost(key, order string, header ...string) oncehttp.ID {
+	b.t.Helper()
+	for range 4 {
+		b.server.Script(oncehttptest.DropResponse())
+	}
+	info, _ := b.charge(b.t.Context(), key, order, header...)
+	if info.Outcome != oncehttp.Unknown {
+		b.t.Errorf("an operation without answer is %v", info.Outcome)
+	}
+	return info.ID
+}
+
 // wire returns how often the server was reached.
 func (b *bench) wire() int { return len(b.server.Attempts()) }
 
