@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// Errors of a request that was refused before anything of it was sent. Each
-// comes inside an [*OperationError] that says what is known of the operation.
+// Errors that keep a request, or its next attempt, from being sent. Each comes
+// inside an [*OperationError], whose Outcome says what is known of the operation:
+// an earlier attempt of it, or one of an earlier call, may have been sent.
 var (
 	ErrKeyInvalid    = errors.New("oncehttp: invalid idempotency key")
 	ErrNoKeys        = errors.New("oncehttp: the provider takes no idempotency keys, so Start can promise nothing; send the request without it")
@@ -24,7 +25,6 @@ var (
 	ErrCircuitOpen   = errors.New("oncehttp: circuit breaker is open")
 	ErrWaitTooLong   = errors.New("oncehttp: the wait would not end before the deadline")
 	ErrClosed        = errors.New("oncehttp: client is closed")
-	ErrNotFollowed   = errors.New("oncehttp: the redirect of an operation is not followed; set Client.CheckRedirect of the http.Client above to that of Client.StandardClient")
 )
 
 // Errors of a request whose operation was sent, now or earlier.
@@ -32,6 +32,7 @@ var (
 	ErrAnswerLost  = errors.New("oncehttp: answer was cut off")
 	ErrNotRetained = errors.New("oncehttp: operation has its answer, which was not retained")
 	ErrNotAnswered = errors.New("oncehttp: operation has no answer")
+	ErrNotFollowed = errors.New("oncehttp: the redirect of an operation is not followed; set Client.CheckRedirect of the http.Client above to that of Client.StandardClient")
 )
 
 // Errors of a [KeyStore].
