@@ -49,7 +49,8 @@ func (c *Client) Operations(ctx context.Context, filter Filter) iter.Seq2[Info, 
 
 // Lookup returns the operations with a key: usually one, none if the key is not
 // known, several if it was used with several origins or scopes. Of an
-// acknowledged operation, only its outcome is kept.
+// acknowledged operation, only its outcome is kept. The error is of the store, or
+// of operations that cannot be read: these are returned with what is known.
 func (c *Client) Lookup(ctx context.Context, key string) ([]Info, error) {
 	ids, err := c.store.Find(ctx, key)
 	if err != nil {
@@ -57,20 +58,20 @@ func (c *Client) Lookup(ctx context.Context, key string) ([]Info, error) {
 	}
 	var infos []Info
 	for _, id := range ids {
-		rec, err := c.store.Get(ctx, id)
-		if errors.Is(err, ErrNotFound) { // meanwhile
+		rec, getErr := c.store.Get(ctx, id)
+		switch {
+		case errors.Is(getErr, ErrNotFound): // meanwhile
 			continue
+		case errors.Is(getErr, ErrDamaged):
+			rec = &Record{ID: id, Outcome: Unknown, Reason: ReasonUnreadable}
+		case getErr != nil:
+			return nil, getErr
 		}
-		if err != nil {
-			return nil, err
-		}
-		meta, err := c.openMeta(rec)
-		if err != nil {
-			return nil, err
-		}
+		meta, metaErr := c.openMeta(rec)
 		infos = append(infos, infoOf(rec, &meta))
+		err = errors.Join(err, getErr, metaErr)
 	}
-	return infos, nil
+	return infos, err
 }
 
 // Redrive sends an open operation again, with its stored request and its key,
@@ -180,7 +181,7 @@ type Stats struct {
 	Counts
 	InFlight    int         // operations this process works on
 	Oldest      time.Time   // first sending of the oldest open operation; zero means that there is none
-	WindowClose time.Time   // the first end of a pending operation's window, among the 256 oldest; zero means that there is none
+	WindowClose time.Time   // when the next unanswered operation can no longer be sent, among the 256 oldest; zero means that there is none
 	Hosts       []HostStats // hosts used lately, in no order
 }
 
@@ -206,7 +207,7 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	for i := range oldest {
 		rec := &oldest[i]
 		s.Oldest = earliest(s.Oldest, rec.FirstSent)
-		if rec.Outcome == Undecided {
+		if !rec.Outcome.answered() && !c.windowClosed(rec) {
 			s.WindowClose = earliest(s.WindowClose, rec.ResendUntil)
 		}
 	}

@@ -414,6 +414,10 @@ func TestWhatCannotBeReadCanBeForgotten(t *testing.T) {
 		if err := c.Resolve(t.Context(), bad.ID, Succeeded); !errors.Is(err, ErrDamaged) {
 			t.Errorf("Resolve with a damaged %s: %v, want ErrDamaged", what, err)
 		}
+		infos, err := c.Lookup(t.Context(), bad.Key)
+		if len(infos) != 1 || infos[0].ID != bad.ID || infos[0].Reason != ReasonUnreadable || !errors.Is(err, ErrDamaged) {
+			t.Errorf("Lookup with a damaged %s: %+v, %v", what, infos, err)
+		}
 		if err := c.Forget(t.Context(), bad.ID); err != nil {
 			t.Errorf("Forget with a damaged %s: %v", what, err)
 		}
