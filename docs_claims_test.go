@@ -354,11 +354,15 @@ func TestDocsGracefulEnd(t *testing.T) {
 		client.Do(req)
 		told <- op.Info().Outcome
 	}()
+	start := time.Now()
 	err = serve(ctx, &http.Server{Addr: "127.0.0.1:0"}, client, oncehttp.Handler{
 		Settled: func(context.Context, oncehttp.Info, *http.Response) error { return nil },
 	}, 100*time.Millisecond)
 	if outcome := <-told; outcome != oncehttp.Undecided || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, %v", outcome, err)
+	}
+	if d := time.Since(start); d > 10*time.Second { // the attempt alone would take 30 s
+		t.Errorf("took %v", d)
 	}
 }
 

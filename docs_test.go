@@ -34,7 +34,7 @@ func readPage(t *testing.T, file string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(text)
+	return strings.ReplaceAll(string(text), "\r\n", "\n") // as git gives it to Windows
 }
 
 // tableRows returns the cells of all rows of all tables of a page, by the name in

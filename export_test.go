@@ -36,10 +36,10 @@ func Defaults() map[string]string {
 			methods = append(methods, m)
 		}
 	}
-	replayed := ""
+	var replayed strings.Builder
 	for _, name := range []string{"Idempotent-Replayed", "Idempotency-Replayed"} {
 		if p.replayed(http.Header{name: {"true"}}) {
-			replayed += name
+			replayed.WriteString(name)
 		}
 	}
 	burst := newLimits(nil).newHost("", hostConfig{Rate: 7}).gate.rate.Burst()
@@ -88,7 +88,7 @@ func Defaults() map[string]string {
 		"Provider.Header":         p.header(),
 		"Provider.Methods":        strings.Join(methods, ", "),
 		"Provider.MaxKey":         fmt.Sprint(p.maxKey()),
-		"Provider.ReplayedHeader": replayed,
+		"Provider.ReplayedHeader": replayed.String(),
 	}
 }
 
