@@ -187,6 +187,8 @@ func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight
 	switch {
 	case running == nil && c.idle != nil:
 		return nil, ErrClosed
+	case running == nil && ctx.Err() != nil: // else the answer may be there before anybody looks
+		return nil, context.Cause(ctx)
 	case running == nil:
 		running = f
 		c.flights[f.id] = f

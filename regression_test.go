@@ -584,3 +584,28 @@ func (s failsSoon) SaveSoon(_ oncehttp.Record, done func(error)) {
 		done(oncehttp.ErrStoreFailed)
 	}()
 }
+
+// net/http does not send such a request either.
+func TestNothingIsSentForWhoHasLeftBefore(t *testing.T) {
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		lost := b.lost("k", "1")
+		wire := b.wire()
+		cause := errors.New("shop closes")
+		ctx, leave := context.WithCancelCause(t.Context())
+		leave(cause)
+		for i := range 200 {
+			if info, err := b.charge(ctx, fmt.Sprint("new-", i), "2"); !errors.Is(err, cause) || info.Outcome != oncehttp.NotSent {
+				t.Fatalf("%d: told %v, %v", i, info.Outcome, err)
+			}
+			if info, err := b.charge(ctx, "k", "1"); !errors.Is(err, cause) || info.Outcome != oncehttp.Unknown {
+				t.Fatalf("%d: of an unknown operation, told %v, %v", i, info.Outcome, err)
+			}
+			if _, err := b.client.Redrive(ctx, lost); !errors.Is(err, cause) {
+				t.Fatalf("%d: Redrive: %v", i, err)
+			}
+		}
+		if b.wire() != wire {
+			t.Errorf("%d requests were sent", b.wire()-wire)
+		}
+	})
+}
