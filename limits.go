@@ -188,9 +188,14 @@ func (l *limits) stats() []hostStats {
 	return all
 }
 
-// pause lets no wait of the host end before until. A pause is only ever
-// lengthened. Bounding it is up to the caller.
-func (h *hostLimits) pause(until time.Time) { h.gate.pause(until) }
+// pause lets no wait of the host end before asked, nor for a while after that;
+// see pauseDelay. A pause is only ever lengthened. Bounding it is up to the
+// caller.
+func (h *hostLimits) pause(asked time.Time) { h.gate.pause(asked) }
+
+// pausedUntil returns the end of the host's pause, the zero time if there is
+// none.
+func (h *hostLimits) pausedUntil() time.Time { return h.gate.pausedUntil() }
 
 // wait waits out the host's pause and its rate limit; see [gate.wait].
 func (h *hostLimits) wait(ctx context.Context, deadline time.Time, closing <-chan struct{}) error {
@@ -270,14 +275,25 @@ type gate struct {
 
 	mu     sync.Mutex // guards the following, and every use of rate
 	from   time.Time  // when the present or last pause began
+	asked  time.Time  // when the server wants it to end
+	share  float64    // of its longest delay; in [0, 1], drawn when it began
 	until  time.Time  // when it ends or ended
 	latest time.Time  // the latest time rate was told; never goes back, or it would pay out twice
 }
 
-// A pause's waiters come back over a part of its length, as many as have
-// gathered in it: a quarter keeps them to a few times the usual rate, and a
-// pause of a minute to 15 s more.
-const pauseSpread = 4
+// A pause is spread twice, as parts of its length.
+//
+// The processes that a server sends away together would come back together, be
+// sent away again, and so in waves, between which the server has nothing to do.
+// So each ends its pause at a time of its own, up to half of the length after
+// what the server asked for.
+//
+// Then its waiters come back over a quarter of the length, as many as have
+// gathered in it: that keeps them to a few times the usual rate.
+const (
+	pauseDelay  = 2
+	pauseSpread = 4
+)
 
 // A waitError is the refusal of a wait. It matches [ErrWaitTooLong].
 type waitError struct {
@@ -297,17 +313,21 @@ func (e *waitError) Unwrap() error { return ErrWaitTooLong }
 // Timeout reports true: it is the deadline that made the wait too long.
 func (e *waitError) Timeout() bool { return true }
 
-func (g *gate) pause(until time.Time) {
+func (g *gate) pause(asked time.Time) {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !until.After(now) || !until.After(g.until) {
+	switch {
+	case !asked.After(now):
+		return
+	case !g.until.After(now): // a new one
+		const steps = 1 << 30
+		g.from, g.share = now, float64(g.rnd(steps))/(steps-1)
+	case !asked.After(g.asked):
 		return
 	}
-	if !g.until.After(now) {
-		g.from = now
-	}
-	g.until = until
+	g.asked = asked
+	g.until = asked.Add(time.Duration(g.share * float64(asked.Sub(g.from)/pauseDelay)))
 }
 
 func (g *gate) pausedUntil() time.Time {
@@ -393,7 +413,7 @@ func (g *gate) reserve(deadline time.Time, host string) (time.Time, *rate.Reserv
 		}
 	}
 	if paused {
-		spread := g.until.Sub(g.from) / pauseSpread
+		spread := g.asked.Sub(g.from) / pauseSpread
 		if limited {
 			spread = min(spread, deadline.Sub(g.until)/2) // the attempt needs time too
 		}

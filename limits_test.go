@@ -123,7 +123,7 @@ func TestHostsWithSomethingToRememberAreKept(t *testing.T) {
 		{"slow rate", func(h *hostLimits) func() { _ = h.wait(t.Context(), time.Time{}, nil); return nil }, 100 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			l := newTestLimits(hostConfig{Budget: &Budget{MinPerSecond: 0.1, Burst: 20}, Rate: 0.01, Burst: 1})
+			l := newTestLimits(hostConfig{Budget: &Budget{MinPerSecond: 0.1, Burst: 20}, Rate: 0.01, Burst: 1, Rand: least})
 			h := l.get("https://a")
 			forget := tt.touch(h)
 			h.release(time.Now())
@@ -249,7 +249,7 @@ func TestReleasingTwiceIsNoticed(t *testing.T) {
 
 func TestAThousandHostsDoNotShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newTestLimits(hostConfig{Rate: 1, Burst: 1})
+		l := newTestLimits(hostConfig{Rate: 1, Burst: 1, Rand: least})
 		bad := l.get("https://bad")
 		defer bad.release(time.Now())
 		for range 20 {
@@ -333,8 +333,9 @@ func TestPauseHoldsEveryoneBackAndSpreadsThem(t *testing.T) {
 		start := time.Now()
 		h.pause(start.Add(20 * time.Second))
 		h.pause(start.Add(10 * time.Second)) // never shorter
-		if got := h.gate.pausedUntil(); !got.Equal(start.Add(20 * time.Second)) {
-			t.Errorf("paused until %v", got.Sub(start))
+		end := h.pausedUntil()
+		if got := end.Sub(start); got < 20*time.Second || got > 20*time.Second+20*time.Second/pauseDelay {
+			t.Errorf("paused until %v", got)
 		}
 		var mu sync.Mutex
 		var ends [5]int // in each second after the pause
@@ -345,7 +346,7 @@ func TestPauseHoldsEveryoneBackAndSpreadsThem(t *testing.T) {
 				if err := h.wait(t.Context(), time.Time{}, nil); err != nil {
 					t.Error(err)
 				}
-				after := time.Since(start) - 20*time.Second
+				after := time.Since(end)
 				if after < 0 || after > 5*time.Second {
 					t.Errorf("came back %v after the pause", after)
 					return
@@ -378,6 +379,37 @@ func lockedRand(seed uint64) func(int64) int64 {
 	}
 }
 
+// A server that sends thousands of processes away at once would see them all at
+// once again.
+func TestProcessesThatWereSentAwayTogetherDoNotComeBackTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const processes = 1000
+		start := time.Now()
+		var back [5]int // in each second of the ten that they may stay away longer, in pairs
+		for seed := range uint64(processes) {
+			h := newTestLimits(hostConfig{Rand: lockedRand(seed)}).get("https://a")
+			h.pause(start.Add(20 * time.Second))
+			late := h.pausedUntil().Sub(start) - 20*time.Second
+			if late < 0 || late > 10*time.Second {
+				t.Fatalf("%v later than asked", late)
+			}
+			back[min(late/(2*time.Second), 4)]++
+
+			// The same process is told again, as its other requests fail.
+			h.pause(start.Add(20*time.Second + time.Millisecond))
+			if again := h.pausedUntil().Sub(start) - 20*time.Second - late; again < 0 || again > 2*time.Millisecond {
+				t.Fatalf("told 1 ms more, it stays away for %v more", again)
+			}
+		}
+		for _, n := range back {
+			if n < 140 || n > 260 { // 200 ± 5 standard deviations
+				t.Errorf("back in each two seconds: %v, want about 200", back)
+				break
+			}
+		}
+	})
+}
+
 func TestPauseIsObeyedByThoseWhoWaitAlready(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestLimits(hostConfig{Rand: least}).get("https://a")
@@ -407,19 +439,19 @@ func TestPauseSpreadsOverAllOfItsLength(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		h.pause(time.Now().Add(12 * time.Second)) // lengthened to 20 s
 		time.Sleep(11 * time.Second)
-		if got, want := wait(), 1*time.Second+20*time.Second/pauseSpread; got != want {
+		if got, want := wait(), 1*time.Second+20*time.Second/pauseDelay+20*time.Second/pauseSpread; got != want {
 			t.Errorf("in the last second of 20: %v, want %v", got, want)
 		}
 		h.pause(time.Now().Add(4 * time.Second)) // another one
-		if got, want := wait(), 4*time.Second+4*time.Second/pauseSpread; got != want {
+		if got, want := wait(), 4*time.Second+4*time.Second/pauseDelay+4*time.Second/pauseSpread; got != want {
 			t.Errorf("in another of 4 s: %v, want %v", got, want)
 		}
 		h.pause(time.Now().Add(4 * time.Second))
-		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+100*time.Millisecond)
+		ctx, cancel := context.WithDeadline(t.Context(), h.pausedUntil().Add(100*time.Millisecond))
 		defer cancel()
-		start := time.Now()
-		if err := h.wait(ctx, deadlineOf(ctx), nil); err != nil || time.Since(start) != 4*time.Second+50*time.Millisecond {
-			t.Errorf("shortly before the deadline: %v after %v", err, time.Since(start))
+		end := h.pausedUntil()
+		if err := h.wait(ctx, deadlineOf(ctx), nil); err != nil || time.Since(end) != 50*time.Millisecond {
+			t.Errorf("shortly before the deadline: %v, %v after the pause", err, time.Since(end))
 		}
 	})
 }
@@ -441,13 +473,13 @@ func TestWaitThatCannotEndInTimeIsNeverBegun(t *testing.T) {
 		prep func(h *hostLimits)
 		free time.Duration // when a wait can end
 	}{
-		{"pause", func(h *hostLimits) { h.pause(time.Now().Add(10 * time.Second)) }, 10 * time.Second},
+		{"pause", func(h *hostLimits) { h.pause(time.Now().Add(10 * time.Second)) }, 15 * time.Second},
 		{"rate", func(h *hostLimits) { _ = h.wait(t.Context(), time.Time{}, nil) }, 4 * time.Second},
 		{"rate after pause", func(h *hostLimits) {
 			h.pause(time.Now().Add(10 * time.Second))
 			go h.wait(context.Background(), time.Time{}, nil)
 			synctest.Wait()
-		}, 14 * time.Second},
+		}, 19 * time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newTestLimits(hostConfig{Rate: 0.25, Burst: 1, Rand: most}).get("https://a")

@@ -39,7 +39,7 @@ type Options struct {
 	AttemptTimeout time.Duration // of keyed attempts, until the buffered answer is complete; 0 means the provider's, or 30 s; negative means none
 	BackoffBase    time.Duration // of the full jitter between attempts; 0 means 500 ms
 	BackoffCap     time.Duration // longest backoff; 0 means 30 s
-	MaxRetryAfter  time.Duration // longest Retry-After that is waited for; 0 means 1 min. A longer one ends the call
+	MaxRetryAfter  time.Duration // longest Retry-After that is waited for; 0 means 1 min. A longer one ends the call. With a 429 or 503 it pauses the host, for up to half as long again
 
 	Budget    *Budget  // of retries, per origin; nil means the default
 	Breaker   *Breaker // per origin; nil means the default

@@ -731,13 +731,31 @@ func TestRetryAfterIsAMinimum(t *testing.T) {
 	})
 }
 
+// The pause that a refusal begins may last longer than the refusal says.
+func TestARetryThatThePauseMakesTooLateIsNotWaitedFor(t *testing.T) {
+	latest := func(n int64) int64 { return n - 1 }
+	atDesk(t, *oncehttp.Options{}.WithRand(latest), func(t *testing.T, d *desk) {
+		d.api.Script(oncehttptest.Status(503, "Retry-After", "10"))
+		ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+		defer cancel()
+		start := time.Now()
+		if w := d.charge(ctx, "A"); w.status != 503 || w.Outcome != oncehttp.Unknown {
+			t.Errorf("told %d, %v, %v", w.status, w.Outcome, w.err)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("told after %v", took)
+		}
+		d.wantWire(1, "in the pause")
+	})
+}
+
 func TestALongRetryAfterIsRemembered(t *testing.T) {
 	atDesk(t, oncehttp.Options{}, func(t *testing.T, d *desk) {
 		d.api.Script(oncehttptest.Status(503, "Retry-After", "3600"))
 		if w := d.charge(t.Context(), "A"); w.status != 503 || w.Outcome != oncehttp.Unknown {
 			t.Errorf("told %d, %v", w.status, w.Outcome)
 		}
-		time.Sleep(10 * time.Minute) // no pause of the host is longer than MaxRetryAfter
+		time.Sleep(10 * time.Minute) // longer than any pause of the host
 		if w := d.charge(t.Context(), "A"); !errors.Is(w.err, oncehttp.ErrWaitTooLong) {
 			t.Errorf("told %v, want ErrWaitTooLong", w.err)
 		}

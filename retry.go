@@ -139,8 +139,9 @@ func (a *call) plan(ctx context.Context) error {
 	a.wait = fullJitter(a.attempts-1, o.BackoffBase, o.BackoffCap, o.rnd)
 	if asked {
 		a.notBefore = now.Add(min(after, math.MaxInt64-a.wait))
-		a.wait += min(after, math.MaxInt64-a.wait) // a minimum: jitter on top
 	}
+	atLeast := max(after, time.Until(a.limits.pausedUntil()))
+	a.wait += min(atLeast, math.MaxInt64-a.wait) // jitter on top
 	deadline, limited := a.sender.until()
 	switch {
 	case ctx.Err() != nil:
