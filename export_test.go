@@ -109,3 +109,6 @@ func inWords(d time.Duration) string {
 	}
 	return strings.Join(words, " ")
 }
+
+// FullJitter is the backoff.
+var FullJitter = fullJitter
