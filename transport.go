@@ -293,6 +293,9 @@ func roundTrip(rt http.RoundTripper, req *http.Request) (*http.Response, error) 
 	if resp.Body == nil {
 		resp.Body = http.NoBody
 	}
+	if resp.Request == nil { // the next hop of a redirect finds its deadline and its operation there
+		resp.Request = req
+	}
 	return resp, nil
 }
 

@@ -1,0 +1,178 @@
+package oncehttp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncehttp/oncehttp"
+)
+
+// How long a client waits, and for what it does not, seen from outside: when
+// requests are on the wire, and when callers are told.
+
+// A line is a network without delay. It answers with what answer makes of a
+// request, and remembers when each was on the wire.
+type line struct {
+	answer func(*http.Request) (*http.Response, error)
+
+	mu   sync.Mutex // guards the following
+	sent []sending
+}
+
+type sending struct {
+	host, path, method, key string
+	at                      time.Time
+}
+
+func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+	}
+	l.mu.Lock()
+	l.sent = append(l.sent, sending{r.URL.Host, r.URL.Path, r.Method, r.Header.Get("Idempotency-Key"), time.Now()})
+	l.mu.Unlock()
+	return l.answer(r)
+}
+
+// times returns when requests to a host or path were on the wire, after start.
+func (l *line) times(where string, start time.Time) (after []time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.sent {
+		if s.host == where || s.path == where {
+			after = append(after, s.at.Sub(start))
+		}
+	}
+	return after
+}
+
+func answer(status int, body string, header ...string) *http.Response {
+	resp := &http.Response{
+		Status: fmt.Sprint(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{}, ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+	}
+	for i := 0; i < len(header); i += 2 {
+		resp.Header.Add(header[i], header[i+1])
+	}
+	return resp
+}
+
+// once answers first to the first request of each host and path, then with 200.
+func once(first func(*http.Request) *http.Response) func(*http.Request) (*http.Response, error) {
+	var seen sync.Map
+	return func(r *http.Request) (*http.Response, error) {
+		if _, again := seen.LoadOrStore(r.URL.Host+r.URL.Path, true); !again {
+			return first(r), nil
+		}
+		return answer(200, "done"), nil
+	}
+}
+
+// onLine runs a test on fake time with a client over a line.
+func onLine(t *testing.T, opts *oncehttp.Options, reply func(*http.Request) (*http.Response, error), test func(t *testing.T, c *oncehttp.Client, l *line)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l := &line{answer: reply}
+		o := *opts
+		var inner http.Client
+		if o.HTTPClient != nil {
+			inner = *o.HTTPClient
+		}
+		inner.Transport = l
+		o.HTTPClient = &inner
+		c, err := oncehttp.New(oncehttp.NewMemoryStore(), &o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(400*time.Millisecond + 700) // nothing depends on full seconds
+		test(t, c, l)
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func newRequest(t *testing.T, ctx context.Context, method, url string) *http.Request {
+	t.Helper()
+	var body io.Reader
+	if method == http.MethodPost {
+		body = strings.NewReader("x")
+	}
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+// The least and the most that can be drawn.
+func least(int64) int64  { return 0 }
+func most(n int64) int64 { return n - 1 }
+
+// kinds are an unkeyed request and an operation.
+var kinds = []string{http.MethodGet, http.MethodPost}
+
+// TestOneTimeoutForRedirectsAndRetries: http.Client.Timeout is for all of a
+// request, whatever layers of it take their time, and whether or not the
+// transport says to which request its response belongs.
+func TestOneTimeoutForRedirectsAndRetries(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		says   bool // the transport sets Response.Request
+		status int  // 0: an error
+	}{
+		{"redirects", true, 302},
+		{"redirects of a transport that is silent about them", false, 302},
+		{"failures", true, 503},
+		{"errors", true, 0},
+	} {
+		for _, method := range kinds {
+			opts := &oncehttp.Options{HTTPClient: &http.Client{Timeout: 10 * time.Second}}
+			slow := func(r *http.Request) (*http.Response, error) {
+				select {
+				case <-time.After(4 * time.Second):
+				case <-r.Context().Done():
+					return nil, context.Cause(r.Context())
+				}
+				status := tt.status
+				switch {
+				case status == 0:
+					return nil, io.ErrUnexpectedEOF
+				case status == 302 && r.Method == http.MethodPost:
+					status = 303 // its GET is followed
+				}
+				resp := answer(status, "", "Location", r.URL.Path+"x")
+				if tt.says {
+					resp.Request = r
+				}
+				return resp, nil
+			}
+			t.Run(method+"/"+tt.name, func(t *testing.T) {
+				onLine(t, opts, slow, func(t *testing.T, c *oncehttp.Client, l *line) {
+					start := time.Now()
+					resp, err := c.Do(newRequest(t, t.Context(), method, host+"/"))
+					if err == nil {
+						resp.Body.Close()
+					}
+					// One that failed comes back before a wait that would be too long.
+					if took := time.Since(start); took > 10*time.Second || took < 8*time.Second || len(l.sent) > 3 {
+						t.Errorf("came back after %v and %d requests: %v", took, len(l.sent), err)
+					}
+					if u, ok := errors.AsType[*url.Error](err); tt.status == 302 && (!ok || !u.Timeout()) {
+						t.Errorf("told %v, want a timeout", err)
+					}
+				})
+			})
+		}
+	}
+}
