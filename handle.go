@@ -158,7 +158,7 @@ func (p *pass) send(f *flight) {
 		if a.verdict.reason == ReasonRefused || errors.Is(a.last.err, ErrNoCredentials) {
 			p.end(f.id)
 		}
-		p.postponed(later(f.rec.NotBefore, f.rec.RestUntil))
+		p.postponed(p.c.dueAt(&f.rec))
 	}
 }
 

@@ -199,11 +199,25 @@ func (p *pass) due(rec *Record) bool {
 	case p.h.Before == nil && (rec.Outcome == Unknown || rec.Outcome.answered() && rec.Claims >= poisonLimit) && !p.tells(rec):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
-	case rec.Outcome != Unknown && rec.Era == c.session.Era && later(rec.NotBefore, rec.RestUntil).After(c.clock.now()):
-		p.postponed(later(rec.NotBefore, rec.RestUntil))
+	case rec.Outcome != Unknown && c.dueAt(rec).After(c.clock.now()):
+		p.postponed(c.dueAt(rec))
 		return false
 	}
 	return true
+}
+
+// dueAt returns until when a pass leaves a record alone: as long as it rests, and
+// as the server asked for; but not beyond the window of a pending operation, at
+// whose end somebody must be told. Times of another era say nothing.
+func (c *Client) dueAt(rec *Record) time.Time {
+	due := later(rec.NotBefore, rec.RestUntil)
+	switch end := rec.ResendUntil.Add(time.Microsecond); {
+	case rec.Era != c.session.Era:
+		return time.Time{}
+	case rec.Outcome == Undecided && end.Before(due):
+		return end
+	}
+	return due
 }
 
 // answered reports whether the server has decided.

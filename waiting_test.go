@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oncehttp/oncehttp"
+	"github.com/oncehttp/oncehttp/oncehttptest"
 )
 
 // How long a client waits, and for what it does not, seen from outside: when
@@ -174,5 +175,33 @@ func TestOneTimeoutForRedirectsAndRetries(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestAWindowThatClosesBeforeRetryAfterIsTold: a server that asks for more time
+// than the window leaves does not make an operation disappear.
+func TestAWindowThatClosesBeforeRetryAfterIsTold(t *testing.T) {
+	for _, after := range []string{"172800", "9223372037", strings.Repeat("9", 400), "Fri, 31 Dec 9999 23:59:59 GMT"} {
+		t.Run(after[:min(len(after), 20)], func(t *testing.T) {
+			atDesk(t, oncehttp.Options{}, func(t *testing.T, d *desk) {
+				d.leavePending("A")
+				d.api.Script(oncehttptest.Status(503, "Retry-After", after))
+				r := d.resume()
+				info, _ := d.lookup("A")
+				if r.Pending != 1 || r.NextDue.Before(info.ResendUntil) || r.NextDue.Sub(info.ResendUntil) > time.Second {
+					t.Errorf("%+v, want the operation pending until its window closes at %v", r.Summary, info.ResendUntil)
+				}
+				d.wantWire(2, "at first")
+				time.Sleep(time.Until(info.ResendUntil) - time.Second)
+				if r := d.resume(); len(r.unknown) != 0 || r.NextDue.Sub(info.ResendUntil) > time.Second {
+					t.Errorf("a second before the window closes: %v, %+v", r.unknown, r.Summary)
+				}
+				time.Sleep(2 * time.Second)
+				if r := d.resume(); fmt.Sprint(r.unknown) != "[A window closed]" || !r.Done() {
+					t.Errorf("when the window has closed: %v, %+v", r.unknown, r.Summary)
+				}
+				d.wantWire(2, "in all")
+			})
+		})
 	}
 }
