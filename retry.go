@@ -17,6 +17,7 @@ import (
 // the call in a context and asks it at every step.
 type call struct {
 	c      *Client
+	p      *Provider
 	limits *hostLimits
 	trace  tracer
 	sender sender
@@ -90,12 +91,25 @@ func (a *call) attempt(ctx context.Context) {
 	a.trace.attemptStart(info)
 	start := a.trace.start()
 	a.last, a.drained = a.sender.attempt(a.attempts), false
+	a.obey()
 	if !start.IsZero() {
 		info.Status, info.Err, info.Duration = a.last.status(), a.last.err, time.Since(start)
 		a.trace.attemptDone(info)
 	}
 	a.permit.done(a.health(ctx))
 	a.verdict = a.sender.judge(a.last)
+}
+
+// obey pauses the host if the last answer asks for that, whether or not this call
+// will be retried. What is replayed was said at another time.
+func (a *call) obey() {
+	s := a.last.status()
+	if s != http.StatusTooManyRequests && s != http.StatusServiceUnavailable || a.p.replayed(a.last.resp.Header) {
+		return
+	}
+	if d, asked := retryAfter(a.last.resp.Header, a.c.clock.now()); asked {
+		a.limits.pause(time.Now().Add(min(d, a.c.opts.MaxRetryAfter)))
+	}
 }
 
 // again is CheckRetry: it decides whether another attempt will be made, and after
@@ -130,11 +144,6 @@ func (a *call) plan(ctx context.Context) error {
 	after, asked := time.Duration(0), false
 	if a.last.resp != nil {
 		after, asked = retryAfter(a.last.resp.Header, now)
-	}
-	if asked {
-		if s := a.last.status(); s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
-			a.limits.pause(time.Now().Add(min(after, o.MaxRetryAfter)))
-		}
 	}
 	a.wait = fullJitter(a.attempts-1, o.BackoffBase, o.BackoffCap, o.rnd)
 	if asked {

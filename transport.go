@@ -170,7 +170,7 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	limits := c.limitsFor(req.URL)
 	defer limits.release(now)
 	first := call{
-		c: c, limits: limits, trace: c.tracerFor(ctx), sender: &plainSender{c, req, idempotent(req.Method)},
+		c: c, p: p, limits: limits, trace: c.tracerFor(ctx), sender: &plainSender{c, req, idempotent(req.Method)},
 		info: AttemptInfo{Method: req.Method, Origin: limits.origin},
 	}
 	if err := first.admit(ctx); err != nil {

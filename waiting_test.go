@@ -205,3 +205,66 @@ func TestAWindowThatClosesBeforeRetryAfterIsTold(t *testing.T) {
 		})
 	}
 }
+
+// pauseSpread is the part of a pause over which those come back who waited for it.
+const pauseSpread = 4
+
+// TestEveryTooManyRequestsPausesItsHost, also the answer to a request that is not
+// retried.
+func TestEveryTooManyRequestsPausesItsHost(t *testing.T) {
+	for _, status := range []int{408, 429, 500, 503} {
+		for _, tt := range []struct {
+			name string
+			send func(ctx context.Context) *http.Request
+			opts oncehttp.Options
+		}{
+			{"GET", func(ctx context.Context) *http.Request { return newRequest(t, ctx, "GET", host+"/first") }, oncehttp.Options{MaxAttempts: 1}},
+			{"operation", func(ctx context.Context) *http.Request { return newRequest(t, ctx, "POST", host+"/first") }, oncehttp.Options{MaxAttempts: 1}},
+			{"POST without key", func(ctx context.Context) *http.Request {
+				return newRequest(t, oncehttp.WithoutKey(ctx), "POST", host+"/first")
+			}, oncehttp.Options{}},
+			{"provider says stop", func(ctx context.Context) *http.Request { return newRequest(t, ctx, "POST", host+"/first") }, oncehttp.Options{
+				Providers: []oncehttp.Provider{{Hosts: []string{"api.example.com"}, Judge: func(*http.Response, []byte) oncehttp.Verdict { return oncehttp.Stop }}},
+			}},
+		} {
+			t.Run(fmt.Sprint(tt.name, "/", status), func(t *testing.T) {
+				busy := func(*http.Request) *http.Response { return answer(status, "busy", "Retry-After", "30") }
+				onLine(t, tt.opts.WithRand(least), once(busy), func(t *testing.T, c *oncehttp.Client, l *line) {
+					start := time.Now()
+					resp, err := c.Do(tt.send(t.Context()))
+					if err != nil || resp.StatusCode != status || time.Since(start) != 0 {
+						t.Fatalf("%v, %v after %v", resp, err, time.Since(start))
+					}
+					if resp, err := c.Get(host + "/second"); err != nil {
+						t.Fatal(resp, err)
+					}
+					want := time.Duration(0)
+					if status == 429 || status == 503 {
+						want = 30 * time.Second
+					}
+					if got := l.times("/second", start); len(got) < 1 || got[0] != want {
+						t.Errorf("the next request was on the wire after %v, want %v", got, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestAReplayedAnswerPausesNothing: its Retry-After was meant for another time.
+func TestAReplayedAnswerPausesNothing(t *testing.T) {
+	busy := func(*http.Request) *http.Response {
+		return answer(503, "", "Retry-After", "30", "Idempotent-Replayed", "true")
+	}
+	onLine(t, &oncehttp.Options{}, once(busy), func(t *testing.T, c *oncehttp.Client, l *line) {
+		start := time.Now()
+		for _, path := range []string{"/first", "/first"} {
+			if _, err := c.Do(newRequest(t, t.Context(), "POST", host+path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("the second request waited %v", took)
+		}
+	})
+}
