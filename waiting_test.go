@@ -95,11 +95,13 @@ func onLine(t *testing.T, opts *oncehttp.Options, reply func(*http.Request) (*ht
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
 		time.Sleep(400*time.Millisecond + 700) // nothing depends on full seconds
 		test(t, c, l)
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -267,4 +269,41 @@ func TestAReplayedAnswerPausesNothing(t *testing.T) {
 			t.Errorf("the second request waited %v", took)
 		}
 	})
+}
+
+// TestNoWaitIsBegunForAPauseThatOutlastsTheDeadline: the answer is still there to
+// be had, and no retry is charged.
+func TestNoWaitIsBegunForAPauseThatOutlastsTheDeadline(t *testing.T) {
+	for _, method := range kinds {
+		t.Run(method, func(t *testing.T) {
+			reply := func(r *http.Request) (*http.Response, error) {
+				if r.URL.Path == "/pause" {
+					return answer(503, "", "Retry-After", "50"), nil
+				}
+				time.Sleep(2 * time.Second)
+				return answer(500, "this happened"), nil
+			}
+			onLine(t, &oncehttp.Options{}, reply, func(t *testing.T, c *oncehttp.Client, l *line) {
+				start := time.Now()
+				var other sync.WaitGroup
+				other.Go(func() {
+					time.Sleep(time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					c.Do(newRequest(t, ctx, "GET", host+"/pause"))
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				resp, err := c.Do(newRequest(t, ctx, method, host+"/"))
+				if err != nil {
+					t.Fatalf("told %v after %v", err, time.Since(start))
+				}
+				body, err := io.ReadAll(resp.Body)
+				if took := time.Since(start); took != 2*time.Second || resp.StatusCode != 500 || string(body) != "this happened" || err != nil {
+					t.Errorf("%d %q, %v after %v; want the 500 at once", resp.StatusCode, body, err, took)
+				}
+				other.Wait()
+			})
+		})
+	}
 }

@@ -120,7 +120,10 @@ var mutants = []mutant{
 
 	// Bounded amplification.
 	{"the budget never refuses", []edit{{"if !a.limits.budget.withdraw(time.Now()) {", "if false {"}}, []string{"TestRetriesAreBoundedInAnOutage"}},
-	{"Retry-After is ignored", []edit{{"after, asked = retryAfter(a.last.resp.Header, now)", "retryAfter(a.last.resp.Header, now)"}}, []string{"TestRetryAfterIsAMinimum", "TestALongRetryAfterIsRemembered"}},
+	{"Retry-After is ignored", []edit{
+		{"after, asked = retryAfter(a.last.resp.Header, now)", "retryAfter(a.last.resp.Header, now)"},
+		{"if d, asked := retryAfter(a.last.resp.Header, a.c.clock.now()); asked {", "if d, asked := retryAfter(a.last.resp.Header, a.c.clock.now()); asked && false {"},
+	}, []string{"TestRetryAfterIsAMinimum", "TestALongRetryAfterIsRemembered"}},
 	{"the time the server asked for is forgotten", []edit{{"if t.IsZero() || wait <= 0 {", "if true {"}}, []string{"TestALongRetryAfterIsRemembered"}},
 	{"the breaker is told nothing", []edit{{"case a.last.err != nil, a.last.status() >= 500:\n\t\treturn failure", "case a.last.err != nil, a.last.status() >= 500:\n\t\treturn success"}}, []string{"TestBreakerOpensInAnOutage"}},
 	{"an abandoned permit is not returned", []edit{{"func (p *permit) done(h health) {\n", "func (p *permit) done(h health) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
