@@ -24,6 +24,10 @@ func (f *flight) run(begin func(*call) bool) {
 	}()
 	defer f.rescue()
 
+	if old := f.succeededBefore(); old != nil {
+		f.conclude(f.replayed(old))
+		return
+	}
 	a := f.newCall()
 	if err := a.admit(f.ctx); err != nil {
 		f.conclude(f.notBegun(err))
@@ -34,6 +38,21 @@ func (f *flight) run(begin func(*call) bool) {
 		f.limits.budget.deposit(time.Now())
 		f.exchange(a)
 	}
+}
+
+// succeededBefore returns the record of an operation that has its answer, which
+// needs no admission. It looks only if admission may have to wait: else the
+// record is found by Begin.
+func (f *flight) succeededBefore() *Record {
+	if f.fresh || !f.limits.mayWait() {
+		return nil
+	}
+	old, err := f.c.store.Get(f.writes(), f.id)
+	if err != nil || old.Outcome != Succeeded || old.Fingerprint != f.fingerprint {
+		return nil
+	}
+	f.keepMetadata(old)
+	return old
 }
 
 // exchange sends the operation, whose record is durable, and settles it.
@@ -208,9 +227,7 @@ func (f *flight) found(a *call, old *Record, asked Record) bool {
 		f.conclude(f.refused(fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)))
 		return false
 	}
-	if m, err := c.openMeta(old); err == nil && f.meta.Metadata == nil {
-		f.meta.Metadata = m.Metadata
-	}
+	f.keepMetadata(old)
 	closed := c.windowClosed(old)
 	switch {
 	case old.Outcome == Succeeded:
@@ -263,6 +280,13 @@ func (f *flight) found(a *call, old *Record, asked Record) bool {
 // operation without answer.
 func (c *Client) windowClosed(rec *Record) bool {
 	return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era
+}
+
+// keepMetadata takes the metadata from the record, unless there is new.
+func (f *flight) keepMetadata(old *Record) {
+	if m, err := f.c.openMeta(old); err == nil && f.meta.Metadata == nil {
+		f.meta.Metadata = m.Metadata
+	}
 }
 
 // keepBody takes the body from the record: one key, one body, to the byte. It

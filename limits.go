@@ -202,6 +202,9 @@ func (h *hostLimits) wait(ctx context.Context, deadline time.Time, closing <-cha
 	return h.gate.wait(ctx, deadline, closing, h.origin)
 }
 
+// mayWait reports whether wait may have to wait. It errs on the side of true.
+func (h *hostLimits) mayWait() bool { return !h.gate.untouched(time.Now()) }
+
 // untouched reports whether h is as a new one would be, but for its breaker's
 // results of the last seconds.
 func (h *hostLimits) untouched(now time.Time) bool {

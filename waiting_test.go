@@ -307,3 +307,47 @@ func TestNoWaitIsBegunForAPauseThatOutlastsTheDeadline(t *testing.T) {
 		})
 	}
 }
+
+// TestAStoredAnswerWaitsForNoHost: what needs no network needs no permission, and
+// takes nobody's turn.
+func TestAStoredAnswerWaitsForNoHost(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		opts            oncehttp.Options
+		occupy          func(b *bench)
+		atLeast, atMost time.Duration // that another operation waits
+	}{
+		{"paused", oncehttp.Options{MaxAttempts: 1}, (*bench).pauseHost, 50 * time.Second, 50 * time.Second * (pauseSpread + 1) / pauseSpread},
+		{"busy", oncehttp.Options{RateLimit: 1. / 60, Burst: 1}, func(*bench) {}, time.Minute, time.Minute},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, tt.opts, func(t *testing.T, b *bench) {
+				first, err := b.charge(t.Context(), "k", "1")
+				if err != nil {
+					t.Fatal(err)
+				}
+				tt.occupy(b)
+				start := time.Now()
+				for range 10 {
+					again, err := b.charge(t.Context(), "k", "1")
+					if err != nil || !again.Replayed || again.Outcome != oncehttp.Succeeded || again.Metadata["order"] != "1" {
+						t.Fatalf("told %+v, %v", again, err)
+					}
+				}
+				if resp, err := b.client.Redrive(t.Context(), first.ID); err != nil || resp.StatusCode != 200 {
+					t.Errorf("Redrive: %v, %v", resp, err)
+				}
+				if took := time.Since(start); took != 0 {
+					t.Errorf("the stored answer took %v", took)
+				}
+				if _, err := b.charge(t.Context(), "other", "2"); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took < tt.atLeast || took > tt.atMost {
+					t.Errorf("another operation took %v, want %v to %v", took, tt.atLeast, tt.atMost)
+				}
+				b.wantEffects("1", "2")
+			})
+		})
+	}
+}
