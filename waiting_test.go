@@ -1,12 +1,16 @@
 package oncehttp_test
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -351,3 +355,278 @@ func TestAStoredAnswerWaitsForNoHost(t *testing.T) {
 		})
 	}
 }
+
+// asks are what a server may say in a header, and how long a client has to wait
+// then; negative: as if nothing had been said. Relative dates are made by ask.
+var asks = []struct {
+	name   string
+	header []string
+	wait   time.Duration
+}{
+	{"nothing", nil, -1},
+	{"zero", []string{"Retry-After", "0"}, 0},
+	{"seconds", []string{"Retry-After", "7"}, 7 * time.Second},
+	{"as long as is allowed", []string{"Retry-After", "60"}, time.Minute},
+	{"a second longer", []string{"Retry-After", "61"}, 61 * time.Second},
+	{"fraction", []string{"Retry-After", "1.001"}, 2 * time.Second},
+	{"fraction that makes it too long", []string{"Retry-After", "60.0000000001"}, 61 * time.Second},
+	{"spaces", []string{"Retry-After", " \t 9\t "}, 9 * time.Second},
+	{"several lines", []string{"Retry-After", "3", "Retry-After", "-8", "Retry-After", "12", "Retry-After", "soon"}, 12 * time.Second},
+	{"several lines, one hostile", []string{"Retry-After", "3", "Retry-After", "9223372037"}, forever},
+	{"several values in a line", []string{"Retry-After", "3, 5"}, -1},
+	{"milliseconds", []string{"Retry-After-Ms", "1500"}, 1500 * time.Millisecond},
+	{"milliseconds and seconds", []string{"Retry-After-Ms", "1500", "Retry-After", "2"}, 1500 * time.Millisecond},
+	{"bad milliseconds and seconds", []string{"Retry-After-Ms", "-1500", "Retry-After", "2"}, 2 * time.Second},
+	{"milliseconds without end", []string{"Retry-After-Ms", strings.Repeat("9", 400)}, forever},
+	{"overflows when multiplied", []string{"Retry-After", "9223372037"}, forever},
+	{"overflows to a small number", []string{"Retry-After", "18446744074"}, forever},
+	{"beyond uint64", []string{"Retry-After", "18446744073709551617"}, forever},
+	{"100 kB of digits", []string{"Retry-After", strings.Repeat("1", 100_000)}, forever},
+	{"100 kB of zeros", []string{"Retry-After", strings.Repeat("0", 100_000) + "4"}, 4 * time.Second},
+	{"100 kB of fraction", []string{"Retry-After", "4." + strings.Repeat("0", 100_000) + "1"}, 5 * time.Second},
+	{"100 kB of nothing", []string{"Retry-After", strings.Repeat(" ", 100_000)}, -1},
+	{"negative", []string{"Retry-After", "-1"}, -1},
+	{"very negative", []string{"Retry-After", "-9223372037"}, -1},
+	{"minus zero", []string{"Retry-After", "-0"}, -1},
+	{"exponent", []string{"Retry-After", "1e400"}, -1},
+	{"infinity", []string{"Retry-After", "Inf"}, -1},
+	{"not a number", []string{"Retry-After", "NaN"}, -1},
+	{"empty", []string{"Retry-After", ""}, -1},
+	{"text", []string{"Retry-After", "in a while"}, -1},
+	{"bytes", []string{"Retry-After", "\x80\xff5"}, -1},
+	{"date before all time", []string{"Retry-After", "Sat, 01 Jan 0000 00:00:00 GMT"}, -1},
+	{"date long ago", []string{"Retry-After", "Thu, 01 Jan 1970 00:00:00 GMT"}, -1},
+	{"date at the end of time", []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"}, forever},
+	{"date beyond the end of time", []string{"Retry-After", "Fri, 31 Dec 10000 23:59:59 GMT"}, -1},
+	{"date with its Date", []string{"Retry-After", "Sun, 06 Nov 1994 08:49:47 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"}, 10 * time.Second},
+	{"two-digit year with its Date", []string{"Retry-After", "Sunday, 06-Nov-94 08:49:47 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"}, 10 * time.Second},
+	{"asctime with its Date", []string{"Retry-After", "Sun Nov  6 08:49:47 1994", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"}, 10 * time.Second},
+	{"date before its Date", []string{"Retry-After", "Sun, 06 Nov 1994 08:49:36 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"}, -1},
+	{"Date before all time", []string{"Retry-After", "Sun, 06 Nov 1994 08:49:47 GMT", "Date", "Sat, 01 Jan 0000 00:00:00 GMT"}, forever},
+	{"Date at the end of time", []string{"Retry-After", "Sun, 06 Nov 1994 08:49:47 GMT", "Date", "Fri, 31 Dec 9999 23:59:59 GMT"}, -1},
+	{"Date before all time, date at its end", []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT", "Date", "Sat, 01 Jan 0000 00:00:00 GMT"}, forever},
+	{"Date does not concern seconds", []string{"Retry-After", "5", "Date", "Fri, 31 Dec 9999 23:59:59 GMT"}, 5 * time.Second},
+	{"date with a Date that is none", []string{"Retry-After", "Sat, 01 Jan 2000 00:00:09 GMT", "Date", "yesterday"}, 9 * time.Second},
+	{"date alone", []string{"Retry-After", "Sat, 01 Jan 2000 00:00:09 GMT"}, 9 * time.Second},
+	{"two-digit year alone", []string{"Retry-After", "Saturday, 01-Jan-00 00:00:09 GMT"}, 9 * time.Second},
+	{"asctime alone", []string{"Retry-After", "Sat Jan  1 00:00:09 2000"}, 9 * time.Second},
+}
+
+const forever = time.Duration(1<<63 - 1) // as long as a Duration goes
+
+// TestRetryAfterThroughTheClient: whatever a server says, the next attempt is not
+// before what it asked for and not after that and the jitter; where that is more
+// than MaxRetryAfter, or than the caller has, the answer is there at once.
+func TestRetryAfterThroughTheClient(t *testing.T) {
+	const jitter = 500 * time.Millisecond // the most after a first attempt
+	statuses := []int{429, 500, 408, 503}
+	if testing.Short() {
+		statuses = statuses[:2]
+	}
+	for _, method := range kinds {
+		for _, status := range statuses {
+			for draw, extra := range map[string]time.Duration{"least": 0, "most": jitter} {
+				t.Run(fmt.Sprint(method, "/", status, "/", draw), func(t *testing.T) {
+					rnd := least
+					if draw == "most" {
+						rnd = most
+					}
+					for i := range asks {
+						ask, asked := &asks[i], max(0, asks[i].wait)
+						busy := func(*http.Request) *http.Response { return answer(status, "busy", ask.header...) }
+
+						// Nobody is in a hurry.
+						onLine(t, (&oncehttp.Options{}).WithRand(rnd), once(busy), func(t *testing.T, c *oncehttp.Client, l *line) {
+							w := converse(t, t.Context(), c, method)
+							if asked > time.Minute {
+								w.wantAtOnce(ask.name, status, asked)
+								return
+							}
+							if w.status != 200 || w.err != nil {
+								t.Errorf("%s: told %d, %v", ask.name, w.status, w.err)
+							}
+							got := l.times("api.example.com", w.start)
+							wantWait(t, ask.name, got, asked+extra)
+						})
+
+						// The caller's time ends when the wait would.
+						limit := min(asked, time.Hour) + extra
+						if limit == 0 {
+							continue
+						}
+						for _, by := range []string{"context", "Timeout"} {
+							opts := &oncehttp.Options{HTTPClient: &http.Client{}}
+							if by == "Timeout" {
+								opts.HTTPClient.Timeout = limit
+							}
+							onLine(t, opts.WithRand(rnd), once(busy), func(t *testing.T, c *oncehttp.Client, l *line) {
+								ctx := t.Context()
+								if by == "context" {
+									var cancel context.CancelFunc
+									ctx, cancel = context.WithTimeout(ctx, limit)
+									defer cancel()
+								}
+								converse(t, ctx, c, method).wantAtOnce(ask.name+" until the deadline of the "+by, status, ask.wait)
+							})
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// A conversation is one request and what its caller was told.
+type conversation struct {
+	t       *testing.T
+	start   time.Time
+	took    time.Duration
+	status  int
+	body    string
+	err     error
+	info    oncehttp.Info
+	isKeyed bool
+}
+
+func converse(t *testing.T, ctx context.Context, c *oncehttp.Client, method string) conversation {
+	t.Helper()
+	w := conversation{t: t, start: time.Now()}
+	resp, err := c.Do(newRequest(t, ctx, method, host+"/"))
+	w.took, w.err = time.Since(w.start), err
+	if err != nil {
+		return w
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	w.status, w.body, w.err = resp.StatusCode, string(body), err
+	w.info, w.isKeyed = oncehttp.OperationFrom(resp)
+	return w
+}
+
+// wantAtOnce fails unless the caller has the first response, readable and at
+// once, and an operation remembers what the server asked for.
+func (w conversation) wantAtOnce(name string, status int, asked time.Duration) {
+	w.t.Helper()
+	if w.took != 0 || w.status != status || w.body != "busy" || w.err != nil {
+		w.t.Errorf("%s: %d %q, %v after %v; want %d at once", name, w.status, w.body, w.err, w.took, status)
+	}
+	if !w.isKeyed {
+		return
+	}
+	if w.info.Outcome != oncehttp.Unknown || w.info.Attempts != 1 {
+		w.t.Errorf("%s: told %v after %d attempts", name, w.info.Outcome, w.info.Attempts)
+	}
+	switch rest := w.info.NotBefore.Sub(w.start.Truncate(time.Microsecond)); {
+	case asked < 0 && !w.info.NotBefore.IsZero(),
+		asked >= 0 && asked < forever-time.Minute && rest != asked,
+		asked >= forever-time.Minute && rest < forever-2*time.Minute: // the jitter was taken off
+		w.t.Errorf("%s: not before %v from now, want %v", name, rest, asked)
+	}
+}
+
+func wantWait(t *testing.T, name string, sent []time.Duration, want time.Duration) {
+	t.Helper()
+	if len(sent) != 2 || sent[0] != 0 {
+		t.Errorf("%s: on the wire after %v, want two attempts", name, sent)
+		return
+	}
+	if sent[1] != want {
+		t.Errorf("%s: came back after %v, want %v", name, sent[1], want)
+	}
+}
+
+// FuzzRetryAfterThroughTheClient lets a server send any header that net/http
+// reads, and holds the client to what asked says of it.
+func FuzzRetryAfterThroughTheClient(f *testing.F) {
+	for i := range asks {
+		var head strings.Builder
+		for h := asks[i].header; len(h) > 0; h = h[2:] {
+			if len(h[1]) < 1000 {
+				fmt.Fprintf(&head, "%s: %s\r\n", h[0], h[1])
+			}
+		}
+		f.Add([]byte(head.String()), uint8(i), int64(i)*int64(time.Second), uint64(i)<<60)
+	}
+	f.Fuzz(func(t *testing.T, head []byte, form uint8, limit int64, draw uint64) {
+		raw := append([]byte("HTTP/1.1 200 OK\r\n"), head...)
+		parsed, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(append(raw, "\r\n"...))), nil)
+		if err != nil {
+			return
+		}
+		method, status := kinds[form&1], []int{408, 429, 500, 503}[form>>1&3]
+		busy := func(*http.Request) *http.Response {
+			resp := answer(status, "busy")
+			resp.Header = parsed.Header
+			return resp
+		}
+		opts := oncehttp.Options{MaxAttempts: 2}
+		rnd := func(n int64) int64 { return int64(draw % uint64(n)) }
+		onLine(t, opts.WithRand(rnd), once(busy), func(t *testing.T, c *oncehttp.Client, l *line) {
+			ctx := t.Context()
+			left := forever
+			if limit > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, time.Duration(limit))
+				defer cancel()
+				left = time.Duration(limit)
+			}
+			wait, said := asked(parsed.Header, time.Now())
+			w := converse(t, ctx, c, method)
+			sent := l.times("api.example.com", w.start)
+			switch {
+			case w.err != nil || w.took < 0 || w.took > left || len(sent) == 0 || sent[0] != 0:
+				t.Fatalf("%d, %v after %v, on the wire after %v", w.status, w.err, w.took, sent)
+			case len(sent) == 1:
+				if wait <= time.Minute && wait+500*time.Millisecond < left {
+					t.Fatalf("did not come back, though asked to wait for %v of %v", wait, left)
+				}
+				if !said {
+					wait = -1
+				}
+				w.wantAtOnce("of "+left.String(), status, wait)
+			case sent[1] < wait || sent[1]-wait > 500*time.Millisecond || wait > time.Minute || sent[1] >= left || w.took != sent[1] || w.status != 200:
+				t.Fatalf("came back after %v and was told %d, asked to wait for %v, of %v", sent[1], w.status, wait, left)
+			}
+		})
+	})
+}
+
+// asked says for how long a header asks to wait. It is a second opinion, by other
+// means than the library's: decimal numbers are those that math/big reads.
+func asked(h http.Header, now time.Time) (wait time.Duration, said bool) {
+	decimal := func(name string, unit int64) {
+		for _, v := range h.Values(name) {
+			if v = strings.TrimSpace(v); !decimalNumber.MatchString(v) {
+				continue
+			}
+			n, _ := new(big.Rat).SetString(v)
+			up := new(big.Int).Add(n.Num(), new(big.Int).Sub(n.Denom(), big.NewInt(1)))
+			d := forever
+			if up.Div(up, n.Denom()).Mul(up, big.NewInt(unit)); up.IsInt64() {
+				d = time.Duration(up.Int64())
+			}
+			wait, said = max(wait, d), true
+		}
+	}
+	if decimal("Retry-After-Ms", int64(time.Millisecond)); said {
+		return wait, true
+	}
+	decimal("Retry-After", int64(time.Second))
+	if date, err := http.ParseTime(strings.TrimSpace(h.Get("Date"))); err == nil {
+		now = date
+	}
+	for _, v := range h.Values("Retry-After") {
+		at, err := http.ParseTime(strings.TrimSpace(v))
+		if d := at.Sub(now.Truncate(time.Microsecond)); err == nil && d >= 0 {
+			if d > forever-time.Second {
+				d = forever
+			} else if part := d % time.Second; part > 0 {
+				d += time.Second - part
+			}
+			wait, said = max(wait, d), true
+		}
+	}
+	return wait, said
+}
+
+var decimalNumber = regexp.MustCompile(`^[0-9]+([.][0-9]+)?$`)
