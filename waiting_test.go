@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -630,3 +631,162 @@ func asked(h http.Header, now time.Time) (wait time.Duration, said bool) {
 }
 
 var decimalNumber = regexp.MustCompile(`^[0-9]+([.][0-9]+)?$`)
+
+// TestAPauseIsOfOneHost: its requests of every kind wait, also those that wait
+// for something else already; other origins do not notice.
+func TestAPauseIsOfOneHost(t *testing.T) {
+	first := func(r *http.Request) *http.Response {
+		switch r.URL.Path {
+		case "/pause":
+			return answer(429, "", "Retry-After", "20")
+		case "/failing":
+			return answer(500, "")
+		}
+		return answer(200, "")
+	}
+	opts := oncehttp.Options{BackoffBase: 5 * time.Second, MaxAttempts: 2}
+	onLine(t, opts.WithRand(least), once(first), func(t *testing.T, c *oncehttp.Client, l *line) {
+		var calls sync.WaitGroup
+		send := func(method, url string) {
+			calls.Go(func() {
+				if resp, err := c.Do(newRequest(t, t.Context(), method, url)); err != nil {
+					t.Errorf("%s %s: %v, %v", method, url, resp, err)
+				}
+			})
+		}
+		start := time.Now()
+		send("GET", host+"/pause")
+		synctest.Wait()
+		for _, method := range []string{"GET", "PUT", "POST"} {
+			send(method, host+"/held")
+		}
+		for _, other := range []string{"http://api.example.com/other", "https://api.example.com:8443/other", "https://api2.example.com/other"} {
+			send("GET", other)
+			send("POST", other)
+		}
+		calls.Wait()
+		if got, want := fmt.Sprint(l.times("/held", start)), "[20s 20s 20s]"; got != want {
+			t.Errorf("the host's requests went out after %s, want %s", got, want)
+		}
+		if got, want := fmt.Sprint(l.times("/other", start)), "[0s 0s 0s 0s 0s 0s]"; got != want {
+			t.Errorf("those of others after %s, want %s", got, want)
+		}
+	})
+	onLine(t, opts.WithRand(most), once(first), func(t *testing.T, c *oncehttp.Client, l *line) {
+		start := time.Now()
+		var calls sync.WaitGroup
+		calls.Go(func() { c.Get(host + "/failing") }) // comes back after 5 s
+		time.Sleep(2 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		c.Do(newRequest(t, ctx, "GET", host+"/pause"))
+		calls.Wait()
+		if got, want := fmt.Sprint(l.times("/failing", start)), "[0s 27s]"; got != want { // 2 s, the pause, its spread
+			t.Errorf("requests on the wire after %s, want %s", got, want)
+		}
+	})
+}
+
+// TestAPauseEndsGradually: those who gathered do not all come at once.
+func TestAPauseEndsGradually(t *testing.T) {
+	opts := oncehttp.Options{MaxAttempts: 1}
+	r := rand.New(rand.NewPCG(1, 2))
+	var mu sync.Mutex
+	rnd := func(n int64) int64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Int64N(n)
+	}
+	pause := func(*http.Request) *http.Response { return answer(503, "", "Retry-After", "40") }
+	onLine(t, opts.WithRand(rnd), once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
+		start := time.Now()
+		c.Get(host + "/first")
+		answered := answer(200, "")
+		l.answer = func(*http.Request) (*http.Response, error) { a := *answered; return &a, nil }
+		var calls sync.WaitGroup
+		for i := range 500 {
+			calls.Go(func() {
+				time.Sleep(time.Duration(i) * 70 * time.Millisecond)
+				resp, err := c.Do(newRequest(t, t.Context(), kinds[i%2], host+"/held"))
+				if err != nil || resp.StatusCode != 200 {
+					t.Error(resp, err)
+				}
+			})
+		}
+		calls.Wait()
+		var each [10]int // second after the pause
+		for _, at := range l.times("/held", start) {
+			after := at - 40*time.Second
+			if after < 0 || after > 40*time.Second/pauseSpread {
+				t.Fatalf("on the wire %v after the pause", after)
+			}
+			each[min(int(after/time.Second), 9)]++
+		}
+		for _, n := range each {
+			if n < 20 || n > 85 { // 50 ± 5 standard deviations
+				t.Errorf("in each second after the pause: %v, want about 50", each)
+				break
+			}
+		}
+	})
+}
+
+// TestAPauseIsBounded by MaxRetryAfter, whatever a server asks for.
+func TestAPauseIsBounded(t *testing.T) {
+	for _, after := range []string{"61", "3600", "9223372037", strings.Repeat("9", 1000), "Fri, 31 Dec 9999 23:59:59 GMT"} {
+		for limit, want := range map[time.Duration]time.Duration{0: time.Minute, 5 * time.Second: 5 * time.Second} {
+			opts := oncehttp.Options{MaxRetryAfter: limit}
+			pause := func(*http.Request) *http.Response { return answer(503, "", "Retry-After", after) }
+			onLine(t, opts.WithRand(least), once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
+				start := time.Now()
+				c.Get(host + "/first")
+				l.answer = func(*http.Request) (*http.Response, error) { return answer(200, ""), nil }
+				for _, method := range kinds {
+					if _, err := c.Do(newRequest(t, t.Context(), method, host+"/held")); err != nil {
+						t.Error(err)
+					}
+				}
+				if got := l.times("/held", start); len(got) != 2 || got[0] != want {
+					t.Errorf("Retry-After: %.20s holds requests back for %v, want %v", after, got, want)
+				}
+			})
+		}
+	}
+}
+
+// TestAPauseThatOutlastsTheDeadlineIsToldAtOnce, and nothing is stored for it.
+func TestAPauseThatOutlastsTheDeadlineIsToldAtOnce(t *testing.T) {
+	pause := func(*http.Request) *http.Response { return answer(503, "", "Retry-After", "50") }
+	for _, timeout := range []time.Duration{0, 50 * time.Second} {
+		opts := &oncehttp.Options{MaxAttempts: 1, HTTPClient: &http.Client{Timeout: timeout}}
+		onLine(t, opts, once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
+			start := time.Now()
+			c.Get(host + "/first")
+			for _, method := range kinds {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+				if timeout > 0 {
+					cancel()
+					ctx, cancel = context.WithCancel(t.Context())
+				}
+				_, err := c.Do(newRequest(t, ctx, method, host+"/held"))
+				cancel()
+				u, ok := errors.AsType[*url.Error](err)
+				if took := time.Since(start); took != 0 || !errors.Is(err, oncehttp.ErrWaitTooLong) || !ok || !u.Timeout() {
+					t.Errorf("%s: told %v after %v, want ErrWaitTooLong at once", method, err, took)
+				}
+				if told, ok := errors.AsType[*oncehttp.OperationError](err); ok != (method == "POST") || ok && told.Outcome != oncehttp.NotSent {
+					t.Errorf("%s: told %v", method, err)
+				}
+			}
+			if s, err := c.Stats(t.Context()); err != nil || s.Counts != (oncehttp.Counts{}) {
+				t.Errorf("stored: %+v, %v", s.Counts, err)
+			}
+			time.Sleep(50 * time.Second)
+			start = time.Now()
+			c.Get(host + "/held")
+			if got := l.times("/held", start); len(got) != 1 || got[0] != 0 {
+				t.Errorf("after the pause, on the wire after %v", got)
+			}
+		})
+	}
+}
