@@ -1,14 +1,21 @@
 package oncehttp_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncehttp/oncehttp"
+	"github.com/oncehttp/oncehttp/oncehttptest"
 )
 
 // What a client does to a host that is down, or that can take only so much,
@@ -32,7 +39,7 @@ type load struct {
 // observe puts a load between a line and what it answers.
 func observe(l *line, c *oncehttp.Client, reply func(*http.Request) (*http.Response, error)) *load {
 	d := &load{client: c, line: l, start: time.Now(), seen: make(map[string]bool)}
-	l.answer = func(r *http.Request) (*http.Response, error) {
+	l.set(func(r *http.Request) (*http.Response, error) {
 		at := time.Since(d.start)
 		d.mu.Lock()
 		if d.seen[r.URL.Path] {
@@ -43,7 +50,7 @@ func observe(l *line, c *oncehttp.Client, reply func(*http.Request) (*http.Respo
 		}
 		d.mu.Unlock()
 		return reply(r)
-	}
+	})
 	return d
 }
 
@@ -208,4 +215,359 @@ func TestAMillionHostsTakeLittleMemory(t *testing.T) {
 		t.Errorf("the heap grew by %d MiB for %d hosts", grown>>20, hosts)
 	}
 	runtime.KeepAlive(c)
+}
+
+// TestADeadHostIsLeftAlone: fewer than 2 % of the first attempts in an outage of a
+// minute reach the host, and soon after it is found alive. Where it was well until
+// then, those come on top that fail until they are more than half of the window.
+func TestADeadHostIsLeftAlone(t *testing.T) {
+	const window, openFor = 10 * time.Second, 30 * time.Second
+	for _, rate := range slices.Compact([]int{100, outageRate()}) {
+		for _, well := range []time.Duration{0, 15 * time.Second} {
+			t.Run(fmt.Sprintf("%d a second, well for %v", rate, well), func(t *testing.T) {
+				onLine(t, &oncehttp.Options{}, nil, func(t *testing.T, c *oncehttp.Client, l *line) {
+					from, to, end := well, well+time.Minute, well+105*time.Second
+					d := observe(l, c, down(time.Now(), from, to))
+					var calls sync.WaitGroup
+					d.send(t, &calls, rate*int(end/time.Second), rate, kinds...)
+					calls.Wait()
+
+					noticed := from + min(well, window/2)
+					if n := within(d.first, noticed, to); n >= rate*60*2/100 || n < 1 {
+						t.Errorf("%d of %d first attempts reached the dead host", n, rate*60)
+					}
+					if n := len(d.first) + len(d.bad); n < rate*int(end/time.Second) {
+						t.Errorf("%d of %d requests are accounted for", n, rate*int(end/time.Second))
+					}
+					back := to + openFor + 2*time.Second/time.Duration(rate)
+					if n := within(d.bad, back, end); n != 0 || within(d.good, back, end) == 0 {
+						t.Errorf("%d requests failed although the host had been up for %v", n, back-to)
+					}
+				})
+			})
+		}
+	}
+}
+
+// trip makes the breaker of the host open, by requests that fail.
+func trip(t *testing.T, c *oncehttp.Client, l *line) {
+	t.Helper()
+	before := l.set(func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF })
+	for i := range 20 { // or one less, if another has ended
+		req := newRequest(t, oncehttp.WithoutKey(t.Context()), http.MethodPost, fmt.Sprint(host, "/trip/", i))
+		if _, err := c.Do(req); err == nil {
+			t.Fatal("it did not fail")
+		}
+	}
+	l.set(before)
+	wantBreaker(t, c, "open")
+}
+
+func wantBreaker(t *testing.T, c *oncehttp.Client, want string) {
+	t.Helper()
+	s, err := c.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range s.Hosts {
+		if h.Origin == host && h.Breaker != want {
+			t.Errorf("the breaker is %s, want %s", h.Breaker, want)
+		}
+	}
+}
+
+// TestNoProbeWedgesTheBreaker: whatever becomes of it, the next request closes the
+// breaker at once, or after OpenFor if the probe has not come back.
+func TestNoProbeWedgesTheBreaker(t *testing.T) {
+	panics := func(*http.Request) (*http.Response, error) { panic("transport") }
+	hangs := func(r *http.Request) (*http.Response, error) { // and does not care
+		time.Sleep(time.Hour)
+		return nil, io.ErrUnexpectedEOF
+	}
+	waits := func(r *http.Request) (*http.Response, error) {
+		<-r.Context().Done()
+		return nil, context.Cause(r.Context())
+	}
+	cancelled := func(t *testing.T) context.Context {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		return ctx
+	}
+	hooked := func(tr *oncehttp.Trace) func(*testing.T) context.Context {
+		return func(t *testing.T) context.Context { return oncehttp.WithTrace(t.Context(), tr) }
+	}
+	goexit := func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }
+	endless := func(header ...string) func(*http.Request) (*http.Response, error) {
+		return func(*http.Request) (*http.Response, error) {
+			resp := answer(200, "", header...)
+			resp.Body, _ = io.Pipe()
+			resp.ContentLength = -1
+			return resp, nil
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		answer func(*http.Request) (*http.Response, error) // nil: 200
+		ctx    func(*testing.T) context.Context            // nil: the test's
+		header []string
+		begin  error // of the store
+		lost   bool  // the probe has not come back
+		posts  bool  // operations only
+	}{
+		{name: "cancelled", answer: waits, ctx: cancelled},
+		{name: "cancelled, and the transport does not care", answer: hangs, ctx: cancelled, lost: true},
+		{name: "429", answer: func(*http.Request) (*http.Response, error) { return answer(429, ""), nil }},
+		{name: "transport panics", answer: panics},
+		{name: "transport ends the goroutine", answer: goexit},
+		{name: "hook panics before", ctx: hooked(&oncehttp.Trace{AttemptStart: func(oncehttp.AttemptInfo) { panic("hook") }})},
+		{name: "hook panics after", ctx: hooked(&oncehttp.Trace{AttemptDone: func(oncehttp.AttemptInfo) { panic("hook") }})},
+		{name: "hook panics at Begin", ctx: hooked(&oncehttp.Trace{Begun: func(oncehttp.Info) { panic("hook") }}), posts: true},
+		{name: "body is abandoned", answer: endless("Content-Type", "text/event-stream")},
+		{name: "store fails", begin: errors.New("disk full"), posts: true},
+		{name: "key is reused", header: []string{"Idempotency-Key", "taken"}, posts: true},
+		{name: "key is invalid", header: []string{"Idempotency-Key", "a b"}, posts: true},
+	} {
+		for _, method := range kinds {
+			if tt.posts && method != http.MethodPost {
+				continue
+			}
+			t.Run(tt.name+"/"+method, func(t *testing.T) {
+				l := &line{answer: func(*http.Request) (*http.Response, error) { return answer(200, "done"), nil }}
+				opts := oncehttp.Options{MaxAttempts: 1, AttemptTimeout: -1, HTTPClient: &http.Client{Transport: l}}
+				inBubble(t, opts, func(t *testing.T, b *bench) {
+					if _, err := b.charge(t.Context(), "taken", "1"); err != nil {
+						t.Fatal(err)
+					}
+					trip(t, b.client, l)
+					time.Sleep(30 * time.Second)
+					wantBreaker(t, b.client, "half-open")
+
+					good := l.set(tt.answer)
+					if tt.answer == nil {
+						l.set(good)
+					}
+					ctx := t.Context()
+					if tt.ctx != nil {
+						ctx = tt.ctx(t)
+					}
+					if tt.begin != nil {
+						b.store.LazyStore.(*oncehttptest.Store).Fail("Begin", 1, tt.begin)
+					}
+					req := newRequest(t, ctx, method, host+"/probe")
+					for h := tt.header; len(h) > 0; h = h[2:] {
+						req.Header.Set(h[0], h[1])
+					}
+					var probe sync.WaitGroup
+					probe.Go(func() {
+						defer func() { recover() }()
+						b.client.Do(req)
+					})
+					time.Sleep(2 * time.Second)
+					l.set(good)
+					if tt.lost {
+						if _, err := b.client.Get(host + "/early"); !errors.Is(err, oncehttp.ErrCircuitOpen) {
+							t.Errorf("while the probe is out: %v, want ErrCircuitOpen", err)
+						}
+						time.Sleep(28 * time.Second)
+					}
+					resp, err := b.client.Do(newRequest(t, t.Context(), method, host+"/next"))
+					if err != nil || resp.StatusCode != 200 {
+						t.Errorf("the next request: %v, %v", resp, err)
+					}
+					wantBreaker(t, b.client, "closed")
+					probe.Wait()
+					wantBreaker(t, b.client, "closed")
+				})
+			})
+		}
+	}
+}
+
+// TestAPanickingBreakerHookDoesNotWedgeTheBreaker, at whichever change.
+func TestAPanickingBreakerHookDoesNotWedgeTheBreaker(t *testing.T) {
+	for _, at := range []string{"open", "half-open", "closed"} {
+		for _, method := range kinds {
+			t.Run(at+"/"+method, func(t *testing.T) {
+				opts := &oncehttp.Options{MaxAttempts: 1, Trace: &oncehttp.Trace{Breaker: func(i oncehttp.BreakerInfo) {
+					if i.To == at {
+						panic("hook")
+					}
+				}}}
+				var sick atomic.Bool
+				reply := func(*http.Request) (*http.Response, error) {
+					if sick.Load() {
+						return answer(503, ""), nil
+					}
+					return answer(200, ""), nil
+				}
+				onLine(t, opts, reply, func(t *testing.T, c *oncehttp.Client, l *line) {
+					send := func() (err error) {
+						defer func() {
+							if v := recover(); v != nil {
+								err = errors.New("panicked")
+							}
+						}()
+						_, err = c.Do(newRequest(t, t.Context(), method, host+"/"))
+						return err
+					}
+					sick.Store(true)
+					for range 20 {
+						_ = send()
+					}
+					wantBreaker(t, c, "open")
+					sick.Store(false)
+					time.Sleep(30 * time.Second)
+					_ = send()                   // may panic, and be lost
+					time.Sleep(30 * time.Second) // and that is all that it costs
+					_ = send()
+					if err := send(); err != nil {
+						t.Errorf("told %v", err)
+					}
+					wantBreaker(t, c, "closed")
+				})
+			})
+		}
+	}
+}
+
+// TestBreakerHooksMayUseTheClient, for the same host too.
+func TestBreakerHooksMayUseTheClient(t *testing.T) {
+	var c *oncehttp.Client
+	var told []string
+	opts := &oncehttp.Options{MaxAttempts: 1, Trace: &oncehttp.Trace{Breaker: func(i oncehttp.BreakerInfo) {
+		_, err := c.Stats(context.Background())
+		same, errSame := c.Get(host + "/from-hook")
+		if same != nil {
+			errSame = errors.New(same.Status)
+		}
+		if _, other := c.Post("https://other.example/", "text/plain", nil); err != nil || errors.Is(other, oncehttp.ErrCircuitOpen) {
+			told = append(told, fmt.Sprint(err, other))
+		}
+		told = append(told, fmt.Sprintf("%s to %s: %v", i.From, i.To, errors.Is(errSame, oncehttp.ErrCircuitOpen)))
+	}}}
+	onLine(t, opts, func(*http.Request) (*http.Response, error) { return answer(200, ""), nil }, func(t *testing.T, client *oncehttp.Client, l *line) {
+		c = client
+		trip(t, c, l)
+		time.Sleep(30 * time.Second)
+		if _, err := c.Post(host+"/probe", "text/plain", nil); err != nil {
+			t.Error(err)
+		}
+		wantBreaker(t, c, "closed")
+		// In a hook of half-open, its own probe is out.
+		if want := "[closed to open: true open to half-open: true half-open to closed: false]"; fmt.Sprint(told) != want {
+			t.Errorf("told %v, want %s", told, want)
+		}
+	})
+}
+
+// TestAHalfOpenBreakerLetsOneThrough, of however many that come.
+func TestAHalfOpenBreakerLetsOneThrough(t *testing.T) {
+	for _, well := range []bool{true, false} {
+		onLine(t, &oncehttp.Options{}, nil, func(t *testing.T, c *oncehttp.Client, l *line) {
+			trip(t, c, l)
+			time.Sleep(30 * time.Second)
+			l.set(func(*http.Request) (*http.Response, error) {
+				time.Sleep(time.Second)
+				if !well {
+					return answer(503, ""), nil
+				}
+				return answer(200, ""), nil
+			})
+			start := time.Now()
+			var calls sync.WaitGroup
+			var refused atomic.Int32
+			for i := range 200 {
+				calls.Go(func() {
+					_, err := c.Do(newRequest(t, t.Context(), kinds[i%2], host+"/crowd"))
+					if open, ok := errors.AsType[*oncehttp.CircuitOpenError](err); ok && open.Until.Equal(start.Add(30*time.Second)) {
+						refused.Add(1)
+					}
+				})
+			}
+			calls.Wait()
+			if n := len(l.times("/crowd", start)); n != 1 || refused.Load() != 199 {
+				t.Errorf("%d probes, %d refused", n, refused.Load())
+			}
+			if s, err := c.Stats(t.Context()); err != nil || s.Pending != 0 || s.Unknown > 1 {
+				t.Errorf("those who were refused left records: %+v, %v", s.Counts, err)
+			}
+			wantBreaker(t, c, map[bool]string{true: "closed", false: "open"}[well])
+		})
+	}
+}
+
+// TestLateResultsDoNotReopenTheBreaker: what failed slowly says nothing of a host
+// that has recovered.
+func TestLateResultsDoNotReopenTheBreaker(t *testing.T) {
+	onLine(t, &oncehttp.Options{MaxAttempts: 1, AttemptTimeout: -1}, nil, func(t *testing.T, c *oncehttp.Client, l *line) {
+		reply := func(r *http.Request) (*http.Response, error) {
+			if r.URL.Path == "/slow" {
+				time.Sleep(time.Minute)
+				return nil, io.ErrUnexpectedEOF
+			}
+			return answer(200, ""), nil
+		}
+		l.set(reply)
+		var calls sync.WaitGroup
+		for i := range 40 {
+			calls.Go(func() { c.Do(newRequest(t, t.Context(), kinds[i%2], host+"/slow")) })
+		}
+		synctest.Wait()
+		trip(t, c, l)
+		time.Sleep(30 * time.Second)
+		if _, err := c.Get(host + "/probe"); err != nil {
+			t.Fatal(err)
+		}
+		calls.Wait()
+		wantBreaker(t, c, "closed")
+		if _, err := c.Get(host + "/after"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestAPassAgainstADeadHostIsAFewProbes: what it leaves pending is sent when the
+// host is back.
+func TestAPassAgainstADeadHostIsAFewProbes(t *testing.T) {
+	const n = 200
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		stall := oncehttptest.Stall(-1)
+		b.server.FaultFunc(func(oncehttptest.Attempt) oncehttptest.Fault { return stall })
+		crash := func() {
+			var calls sync.WaitGroup
+			for i := range n {
+				calls.Go(func() { b.charge(t.Context(), fmt.Sprint("k", i), fmt.Sprint(i)) })
+			}
+			synctest.Wait()
+			b.restart()
+			calls.Wait()
+		}
+		crash()
+		b.server.FaultFunc(func(oncehttptest.Attempt) oncehttptest.Fault { return oncehttptest.Status(503) })
+		before := b.wire()
+		_, sum := b.resume()
+		// 20 open the breaker; the other workers' attempts are on the wire by then.
+		if wire := b.wire() - before; wire < 20 || wire > 28 || sum.Pending != n || sum.Unknown+sum.Failed != 0 {
+			t.Errorf("%d requests, %+v", wire, sum)
+		}
+		for range 10 {
+			before = b.wire()
+			time.Sleep(31 * time.Second)
+			if _, sum := b.resume(); b.wire()-before != 1 || sum.Pending != n {
+				t.Errorf("a later pass: %d requests, %+v", b.wire()-before, sum)
+			}
+		}
+		b.server.FaultFunc(nil)
+		time.Sleep(15 * time.Minute)
+		settled, orders := 0, []string{}
+		for range 3 { // what met the probe of another worker is left for the next pass
+			o, _ := b.resume()
+			settled, orders = settled+len(o), append(orders, o...)
+			time.Sleep(2 * time.Second)
+		}
+		if settled != n {
+			t.Errorf("%d of %d operations were settled", settled, n)
+		}
+		b.wantEffects(orders...)
+	})
 }

@@ -28,10 +28,17 @@ import (
 // A line is a network without delay. It answers with what answer makes of a
 // request, and remembers when each was on the wire.
 type line struct {
+	mu     sync.Mutex // guards the following
 	answer func(*http.Request) (*http.Response, error)
+	sent   []sending
+}
 
-	mu   sync.Mutex // guards the following
-	sent []sending
+// set changes what answers, and returns what did before.
+func (l *line) set(answer func(*http.Request) (*http.Response, error)) (before func(*http.Request) (*http.Response, error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before, l.answer = l.answer, answer
+	return before
 }
 
 type sending struct {
@@ -46,8 +53,9 @@ func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	l.mu.Lock()
 	l.sent = append(l.sent, sending{r.URL.Host, r.URL.Path, r.Method, r.Header.Get("Idempotency-Key"), time.Now()})
+	answer := l.answer
 	l.mu.Unlock()
-	return l.answer(r)
+	return answer(r)
 }
 
 // times returns when requests to a host or path were on the wire, after start.
@@ -702,7 +710,7 @@ func TestAPauseEndsGradually(t *testing.T) {
 		start := time.Now()
 		c.Get(host + "/first")
 		answered := answer(200, "")
-		l.answer = func(*http.Request) (*http.Response, error) { a := *answered; return &a, nil }
+		l.set(func(*http.Request) (*http.Response, error) { a := *answered; return &a, nil })
 		var calls sync.WaitGroup
 		for i := range 500 {
 			calls.Go(func() {
@@ -740,7 +748,7 @@ func TestAPauseIsBounded(t *testing.T) {
 			onLine(t, opts.WithRand(least), once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
 				start := time.Now()
 				c.Get(host + "/first")
-				l.answer = func(*http.Request) (*http.Response, error) { return answer(200, ""), nil }
+				l.set(func(*http.Request) (*http.Response, error) { return answer(200, ""), nil })
 				for _, method := range kinds {
 					if _, err := c.Do(newRequest(t, t.Context(), method, host+"/held")); err != nil {
 						t.Error(err)
