@@ -349,9 +349,10 @@ func (g *gate) pausedUntil() time.Time {
 // first, it returns its cause, and if closing is closed first, [ErrClosed]: then
 // the attempt is not counted.
 //
-// The rate is given out in the order of the calls. The ends of waits for a pause
-// are spread at random over a pauseSpread-th of its length, or
-// half of what the deadline leaves, whichever is less.
+// The rate is given out in the order of the calls, beginning with its burst when a
+// pause ends. Without a rate, the ends of waits for a pause are spread at random
+// over a pauseSpread-th of its length, or half of what the deadline leaves,
+// whichever is less.
 func (g *gate) wait(ctx context.Context, deadline time.Time, closing <-chan struct{}, host string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -415,7 +416,7 @@ func (g *gate) reserve(deadline time.Time, host string) (time.Time, *rate.Reserv
 			return time.Time{}, nil, &waitError{host, free}
 		}
 	}
-	if paused {
+	if paused && g.rate == nil { // whoever were later than its turn would send in somebody else's
 		spread := g.asked.Sub(g.from) / pauseSpread
 		if limited {
 			spread = min(spread, deadline.Sub(g.until)/2) // the attempt needs time too

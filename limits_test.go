@@ -608,7 +608,7 @@ func TestRateHoldsUnderPausesAndCancellations(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const limit, burst = 10, 3
 			r := seeded(seed)
-			h := newTestLimits(hostConfig{Rate: limit, Burst: burst, Rand: least}).get("https://a")
+			h := newTestLimits(hostConfig{Rate: limit, Burst: burst, Rand: lockedRand(seed)}).get("https://a")
 			var mu sync.Mutex
 			var passed []time.Time
 			var wg sync.WaitGroup
