@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -569,5 +570,251 @@ func TestAPassAgainstADeadHostIsAFewProbes(t *testing.T) {
 			t.Errorf("%d of %d operations were settled", settled, n)
 		}
 		b.wantEffects(orders...)
+	})
+}
+
+// A meter is a server's own token bucket: rate requests a second, so many at once.
+// It answers 429 to what comes faster.
+type meter struct {
+	rate, burst float64
+
+	mu      sync.Mutex // guards the following
+	tokens  float64    // as of the last request
+	last    time.Time
+	refused int
+}
+
+// a time that is rounded to the nanosecond may be this early, in tokens.
+const rounding = 1e-6
+
+func (m *meter) admits() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if m.last.IsZero() {
+		m.tokens = m.burst
+	}
+	m.tokens = min(m.burst, m.tokens+m.rate*now.Sub(m.last).Seconds())
+	if m.last = now; m.tokens < 1-rounding {
+		m.refused++
+		return false
+	}
+	m.tokens--
+	return true
+}
+
+// metered is a client that knows the limit of the server: 100 requests a second.
+func metered(t *testing.T, opts oncehttp.Options, reply func(*http.Request) (*http.Response, error), test func(t *testing.T, c *oncehttp.Client, l *line)) {
+	t.Helper()
+	m := &meter{rate: 100, burst: 100}
+	opts.Providers = []oncehttp.Provider{{Name: "metered", Hosts: []string{"api.example.com"}, RateLimit: 100}}
+	onLine(t, &opts, func(r *http.Request) (*http.Response, error) {
+		if !m.admits() {
+			return answer(429, "slow down"), nil
+		}
+		return reply(r)
+	}, func(t *testing.T, c *oncehttp.Client, l *line) {
+		test(t, c, l)
+		if m.refused > 0 {
+			t.Errorf("the server refused %d of %d requests", m.refused, len(l.sent))
+		}
+	})
+}
+
+func fine(*http.Request) (*http.Response, error) { return answer(200, ""), nil }
+
+// TestNoRequestIsTooMany: 200 callers at once, again and again, never meet the
+// limit of a server that the client knows; and they use it to the full.
+func TestNoRequestIsTooMany(t *testing.T) {
+	const callers, each = 200, 5
+	busy := func(path string, header ...string) func(*http.Request) (*http.Response, error) {
+		return once(func(r *http.Request) *http.Response {
+			if strings.HasSuffix(r.URL.Path, path) {
+				return answer(503, "", header...)
+			}
+			return answer(200, "")
+		})
+	}
+	for _, tt := range []struct {
+		name  string
+		reply func(*http.Request) (*http.Response, error)
+		wire  int           // requests, in all
+		more  time.Duration // than they take at the server's rate
+	}{
+		{"fine", fine, callers * each, 0},
+		{"retries", busy("/0"), callers * (each + 1), time.Second},
+		{"pauses", busy("50/0", "Retry-After", "3"), callers*each + 2, 9 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			opts := oncehttp.Options{Budget: &oncehttp.Budget{Disabled: true}, Breaker: &oncehttp.Breaker{Disabled: true}}
+			metered(t, opts, tt.reply, func(t *testing.T, c *oncehttp.Client, l *line) {
+				start := time.Now()
+				var calls sync.WaitGroup
+				for i := range callers {
+					calls.Go(func() {
+						for j := range each {
+							resp, err := c.Do(newRequest(t, t.Context(), kinds[i%2], fmt.Sprintf("%s/%d/%d", host, i, j)))
+							if err != nil || resp.StatusCode != 200 {
+								t.Errorf("%v, %v", resp, err)
+							}
+						}
+					})
+				}
+				calls.Wait()
+				if n := len(l.sent); n != tt.wire {
+					t.Errorf("%d requests, want %d", n, tt.wire)
+				}
+				least := time.Duration(tt.wire-100)*time.Second/100 - time.Microsecond
+				if took := time.Since(start); took < least || took > least+tt.more+time.Millisecond {
+					t.Errorf("%d requests took %v, want %v and up to %v more", tt.wire, took, least, tt.more)
+				}
+			})
+		})
+	}
+}
+
+// queue begins n requests, one after the other at the same time, and returns when
+// each of them was on the wire.
+func queue(t *testing.T, calls *sync.WaitGroup, c *oncehttp.Client, l *line, n int, ctx func(i int) context.Context) (at func() map[string]time.Duration) {
+	start := time.Now()
+	for i := range n {
+		req := newRequest(t, ctx(i), kinds[i%2], fmt.Sprint(host, "/", i))
+		calls.Go(func() { c.Do(req) })
+		synctest.Wait()
+	}
+	return func() map[string]time.Duration {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		at := make(map[string]time.Duration)
+		for _, s := range l.sent {
+			at[s.path] = s.at.Sub(start)
+		}
+		return at
+	}
+}
+
+// TestTurnsAreInTheOrderOfTheCalls: nobody waits for more than those who came
+// before.
+func TestTurnsAreInTheOrderOfTheCalls(t *testing.T) {
+	metered(t, oncehttp.Options{}, fine, func(t *testing.T, c *oncehttp.Client, l *line) {
+		var calls sync.WaitGroup
+		at := queue(t, &calls, c, l, 300, func(int) context.Context { return t.Context() })
+		calls.Wait()
+		got := at()
+		for i := range 300 {
+			want := time.Duration(max(0, i-99)) * 10 * time.Millisecond
+			if d := got[fmt.Sprint("/", i)] - want; d.Abs() > time.Microsecond {
+				t.Errorf("request %d was on the wire after %v, want %v", i, want+d, want)
+			}
+		}
+	})
+}
+
+// TestWhoCannotWaitTakesNoTurn: a turn that comes too late is refused at once, and
+// the next caller has it.
+func TestWhoCannotWaitTakesNoTurn(t *testing.T) {
+	metered(t, oncehttp.Options{}, fine, func(t *testing.T, c *oncehttp.Client, l *line) {
+		var calls sync.WaitGroup
+		at := queue(t, &calls, c, l, 200, func(int) context.Context { return t.Context() }) // the next turn is in 1.01 s
+		start := time.Now()
+		for i := range 100 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := c.Do(newRequest(t, ctx, kinds[i%2], host+"/hurried"))
+			cancel()
+			if took := time.Since(start); took != 0 || !errors.Is(err, oncehttp.ErrWaitTooLong) {
+				t.Fatalf("told %v after %v, want ErrWaitTooLong at once", err, took)
+			}
+			if told, ok := errors.AsType[*oncehttp.OperationError](err); ok && told.Outcome != oncehttp.NotSent {
+				t.Errorf("told %v", told)
+			}
+		}
+		if _, err := c.Get(host + "/next"); err != nil {
+			t.Fatal(err)
+		}
+		calls.Wait()
+		if d := at()["/next"] - 1010*time.Millisecond; d.Abs() > time.Microsecond {
+			t.Errorf("the next had its turn %v later", d)
+		}
+		if n := len(l.times("/hurried", start)); n != 0 {
+			t.Errorf("%d of those that were refused were sent", n)
+		}
+	})
+}
+
+// TestWhoLeavesGivesTheTurnBack, unless somebody behind has a turn that was reckoned
+// with it: then nobody's turn changes.
+func TestWhoLeavesGivesTheTurnBack(t *testing.T) {
+	metered(t, oncehttp.Options{}, fine, func(t *testing.T, c *oncehttp.Client, l *line) {
+		contexts := make([]context.Context, 200)
+		leave := make([]context.CancelFunc, 200)
+		for i := range contexts {
+			contexts[i], leave[i] = context.WithCancel(t.Context())
+			defer leave[i]()
+		}
+		var calls sync.WaitGroup
+		at := queue(t, &calls, c, l, 200, func(i int) context.Context { return contexts[i] })
+		time.Sleep(105 * time.Millisecond)
+		for i := 199; i >= 150; i-- { // from behind
+			leave[i]()
+			synctest.Wait()
+		}
+		leave[120]() // from the middle
+		if _, err := c.Get(host + "/next"); err != nil {
+			t.Fatal(err)
+		}
+		calls.Wait()
+		got := at()
+		if d := got["/next"] - 510*time.Millisecond; d.Abs() > 10*time.Millisecond+time.Microsecond {
+			t.Errorf("the next had its turn after %v, want that of the first who left", 510*time.Millisecond+d)
+		}
+		for i := range 200 {
+			sent, ok := got[fmt.Sprint("/", i)]
+			want := time.Duration(max(0, i-99)) * 10 * time.Millisecond
+			if left := i == 120 || i >= 150; ok == left || !left && (sent-want).Abs() > time.Microsecond {
+				t.Errorf("request %d was on the wire after %v (%v), want %v", i, sent, ok, want)
+			}
+		}
+	})
+}
+
+// TestAPassKeepsTheRateLimit, together with the requests of others.
+func TestAPassKeepsTheRateLimit(t *testing.T) {
+	const n = 300
+	m := &meter{rate: 100, burst: 100}
+	opts := oncehttp.Options{
+		RateLimit: 100, MaxAttempts: 2,
+		Budget: &oncehttp.Budget{Disabled: true}, Breaker: &oncehttp.Breaker{Disabled: true},
+	}
+	inBubble(t, opts, func(t *testing.T, b *bench) {
+		b.server.FaultFunc(func(oncehttptest.Attempt) oncehttptest.Fault { return oncehttptest.Stall(-1) })
+		var calls sync.WaitGroup
+		for i := range n {
+			calls.Go(func() { b.charge(t.Context(), fmt.Sprint("k", i), fmt.Sprint(i)) })
+		}
+		time.Sleep(10 * time.Second)
+		b.restart()
+		calls.Wait()
+		b.server.FaultFunc(func(oncehttptest.Attempt) oncehttptest.Fault {
+			if !m.admits() {
+				return oncehttptest.Status(429)
+			}
+			return oncehttptest.Fault{}
+		})
+		for i := range 100 {
+			calls.Go(func() {
+				if _, err := b.charge(t.Context(), fmt.Sprint("new", i), fmt.Sprint("new", i)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		start := time.Now()
+		orders, sum := b.resume()
+		calls.Wait()
+		if len(orders) != n || sum.Pending+sum.Failed > 0 || m.refused > 0 {
+			t.Errorf("%d of %d operations were settled, %d requests refused: %+v", len(orders), n, m.refused, sum)
+		}
+		if took := time.Since(start); took < n*time.Second/100 || took > n*time.Second/100+time.Second {
+			t.Errorf("%d requests took %v", n+100, took)
+		}
 	})
 }
