@@ -221,8 +221,12 @@ func TestAWindowThatClosesBeforeRetryAfterIsTold(t *testing.T) {
 	}
 }
 
-// pauseSpread is the part of a pause over which those come back who waited for it.
-const pauseSpread = 4
+// pauseDelay is the part of a pause by which it may last longer than asked for,
+// pauseSpread the one over which those come back who waited for it.
+const (
+	pauseDelay  = 2
+	pauseSpread = 4
+)
 
 // TestEveryTooManyRequestsPausesItsHost, also the answer to a request that is not
 // retried.
@@ -434,14 +438,17 @@ func TestRetryAfterThroughTheClient(t *testing.T) {
 	}
 	for _, method := range kinds {
 		for _, status := range statuses {
-			for draw, extra := range map[string]time.Duration{"least": 0, "most": jitter} {
+			for _, draw := range []string{"least", "most"} {
 				t.Run(fmt.Sprint(method, "/", status, "/", draw), func(t *testing.T) {
-					rnd := least
-					if draw == "most" {
-						rnd = most
-					}
 					for i := range asks {
 						ask, asked := &asks[i], max(0, asks[i].wait)
+						rnd, extra := least, time.Duration(0)
+						if draw == "most" {
+							rnd, extra = most, jitter
+							if asked <= time.Minute && (status == 429 || status == 503) {
+								extra += asked / pauseDelay // the end of the host's pause
+							}
+						}
 						busy := func(*http.Request) *http.Response { return answer(status, "busy", ask.header...) }
 
 						// Nobody is in a hurry.
@@ -689,7 +696,7 @@ func TestAPauseIsOfOneHost(t *testing.T) {
 		defer cancel()
 		c.Do(newRequest(t, ctx, "GET", host+"/pause"))
 		calls.Wait()
-		if got, want := fmt.Sprint(l.times("/failing", start)), "[0s 27s]"; got != want { // 2 s, the pause, its spread
+		if got, want := fmt.Sprint(l.times("/failing", start)), "[0s 37s]"; got != want { // 2 s, the pause, its delay, its spread
 			t.Errorf("requests on the wire after %s, want %s", got, want)
 		}
 	})
@@ -709,6 +716,14 @@ func TestAPauseEndsGradually(t *testing.T) {
 	onLine(t, opts.WithRand(rnd), once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
 		start := time.Now()
 		c.Get(host + "/first")
+		s, err := c.Stats(t.Context())
+		if err != nil || len(s.Hosts) != 1 {
+			t.Fatal(s, err)
+		}
+		end := s.Hosts[0].PausedUntil.Sub(start)
+		if end < 40*time.Second || end > 40*time.Second+40*time.Second/pauseDelay {
+			t.Errorf("paused for %v", end)
+		}
 		answered := answer(200, "")
 		l.set(func(*http.Request) (*http.Response, error) { a := *answered; return &a, nil })
 		var calls sync.WaitGroup
@@ -724,7 +739,7 @@ func TestAPauseEndsGradually(t *testing.T) {
 		calls.Wait()
 		var each [10]int // second after the pause
 		for _, at := range l.times("/held", start) {
-			after := at - 40*time.Second
+			after := at - end
 			if after < 0 || after > 40*time.Second/pauseSpread {
 				t.Fatalf("on the wire %v after the pause", after)
 			}
@@ -766,8 +781,8 @@ func TestAPauseIsBounded(t *testing.T) {
 func TestAPauseThatOutlastsTheDeadlineIsToldAtOnce(t *testing.T) {
 	pause := func(*http.Request) *http.Response { return answer(503, "", "Retry-After", "50") }
 	for _, timeout := range []time.Duration{0, 50 * time.Second} {
-		opts := &oncehttp.Options{MaxAttempts: 1, HTTPClient: &http.Client{Timeout: timeout}}
-		onLine(t, opts, once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
+		opts := oncehttp.Options{MaxAttempts: 1, HTTPClient: &http.Client{Timeout: timeout}}
+		onLine(t, opts.WithRand(least), once(pause), func(t *testing.T, c *oncehttp.Client, l *line) {
 			start := time.Now()
 			c.Get(host + "/first")
 			for _, method := range kinds {
