@@ -145,7 +145,7 @@ func retryable(err error) bool {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
 		return false
 	}
-	return !isCertificateError(err)
+	return !isCertificateError(err) && !errors.Is(err, http.ErrSchemeMismatch)
 }
 
 func isCertificateError(err error) bool {
@@ -165,7 +165,7 @@ func connectError(err error) bool {
 	_, dns := errors.AsType[*net.DNSError](err)
 	_, record := errors.AsType[tls.RecordHeaderError](err)
 	_, alert := errors.AsType[tls.AlertError](err)
-	return dns || record || alert || isCertificateError(err)
+	return dns || record || alert || isCertificateError(err) || errors.Is(err, http.ErrSchemeMismatch)
 }
 
 // detail returns the text of an error for logs and records: without the URL

@@ -2,6 +2,7 @@ package oncehttp
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -286,6 +287,9 @@ func roundTrip(rt http.RoundTripper, req *http.Request) (*http.Response, error) 
 	resp, err := rt.RoundTrip(req)
 	if err == nil && resp == nil {
 		err = fmt.Errorf("oncehttp: RoundTripper %T returned neither response nor error", rt)
+	}
+	if record, ok := err.(tls.RecordHeaderError); ok && string(record.RecordHeader[:]) == "HTTP/" {
+		err = http.ErrSchemeMismatch // as http.Client tells it; the one above does not see into our errors
 	}
 	if err != nil {
 		return nil, err
