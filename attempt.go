@@ -213,7 +213,7 @@ func (f *flight) read(x exchange, cancel context.CancelCauseFunc) exchange {
 // complete with its header, and the attempt's timeout is over.
 func (f *flight) stream(x exchange, prefix []byte, cancel context.CancelCauseFunc) exchange {
 	x.streams = true
-	x.resp.Body = &stream{Reader: io.MultiReader(bytes.NewReader(prefix), x.resp.Body), body: x.resp.Body, end: cancel}
+	x.resp.Body = &stream{Reader: io.MultiReader(bytes.NewReader(prefix), x.resp.Body), connBody: connBody{x.resp.Body}, end: cancel}
 	return x
 }
 

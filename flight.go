@@ -312,7 +312,7 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 // context alive until it is closed.
 type stream struct {
 	io.Reader
-	body  io.ReadCloser
+	connBody
 	end   context.CancelCauseFunc // of the attempt's context
 	taken atomic.Bool
 	stop  func() bool // ends the watch over the taker's context
@@ -328,15 +328,8 @@ func (s *stream) take(ctx context.Context) bool {
 	return true
 }
 
-func (s *stream) Write(p []byte) (int, error) { // of a connection after 101
-	if w, ok := s.body.(io.Writer); ok {
-		return w.Write(p)
-	}
-	return 0, errors.ErrUnsupported
-}
-
 func (s *stream) Close() error {
-	err := s.body.Close()
+	err := s.connBody.Close()
 	if s.stop != nil {
 		s.stop()
 	}

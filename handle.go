@@ -199,7 +199,7 @@ func (p *pass) handOver(f *flight, now *Record) {
 	case errors.Is(err, ErrNotRetained): // its body is an error, never empty
 		answer.Status = now.Status
 		res.resp = answer.response()
-		res.stream = &stream{Reader: notRetained{err}, body: http.NoBody, end: f.cancel}
+		res.stream = &stream{Reader: notRetained{err}, connBody: connBody{http.NoBody}, end: f.cancel}
 	default:
 		p.failed(now, err)
 		return

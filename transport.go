@@ -209,26 +209,37 @@ func (c *Client) withTimeout(req *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
-	resp.Body = &timedBody{resp.Body, cancel}
+	resp.Body = &timedBody{connBody{resp.Body}, cancel}
 	return resp, nil
 }
 
 // A timedBody ends its request's timeout when it is closed.
 type timedBody struct {
-	io.ReadCloser
+	connBody
 	cancel context.CancelFunc
 }
 
-func (b *timedBody) Write(p []byte) (int, error) { // of a connection after 101
+func (b *timedBody) Close() error {
+	defer b.cancel()
+	return b.connBody.Close()
+}
+
+// A connBody is a body that may be that of a connection after 101, which
+// net/http lets be written and half closed.
+type connBody struct{ io.ReadCloser }
+
+func (b connBody) Write(p []byte) (int, error) {
 	if w, ok := b.ReadCloser.(io.Writer); ok {
 		return w.Write(p)
 	}
 	return 0, errors.ErrUnsupported
 }
 
-func (b *timedBody) Close() error {
-	defer b.cancel()
-	return b.ReadCloser.Close()
+func (b connBody) CloseWrite() error {
+	if w, ok := b.ReadCloser.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // plainSender makes the attempts of an unkeyed request.
