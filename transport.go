@@ -359,6 +359,9 @@ func (k chosenKey) check(p *Provider, req *http.Request) error {
 	if k.err != nil {
 		return k.err
 	}
+	if len(req.Trailer) > 0 { // they are filled in while the body is sent, and are not stored
+		return errors.New("oncehttp: a keyed request cannot have trailers; send it WithoutKey")
+	}
 	return checkKey(k.key, p.maxKey())
 }
 
