@@ -29,8 +29,8 @@ func (b *bench) send(ctx context.Context, key, order string, header ...string) (
 	return b.client.Do(b.request(ctx, order, header...))
 }
 
-// onWire calls f in a moment, while an attempt is on the wire.
-func onWire(f func()) { time.AfterFunc(time.Millisecond, f) }
+// whileSent calls f in a moment, while an attempt is on the wire.
+func whileSent(f func()) { time.AfterFunc(time.Millisecond, f) }
 
 // failing makes the store fail the writes of a kind.
 func failing(kind string, err error) func(string, oncehttp.Record) error {
@@ -121,12 +121,12 @@ var errorCases = []errorCase{
 	}},
 	{"ErrClosed", oncehttp.ErrClosed, oncehttp.Undecided, oncehttp.Options{}, func(b *bench) (*http.Response, error) {
 		b.server.Script(oncehttptest.Stall(-1))
-		onWire(func() { b.client.Close() })
+		whileSent(func() { b.client.Close() })
 		return b.send(b.t.Context(), "k", "1")
 	}},
 	{"ErrClosed", oncehttp.ErrClosed, oncehttp.Unknown, oncehttp.Options{}, func(b *bench) (*http.Response, error) {
 		b.server.Script(oncehttptest.Stall(-1))
-		onWire(func() { b.client.Close() })
+		whileSent(func() { b.client.Close() })
 		return b.client.Do(b.request(b.t.Context(), "1"))
 	}},
 	{"ErrNotFollowed", oncehttp.ErrNotFollowed, oncehttp.Unknown, oncehttp.Options{}, func(b *bench) (*http.Response, error) {
@@ -180,7 +180,7 @@ var errorCases = []errorCase{
 		b.server.Script(oncehttptest.Stall(-1))
 		ctx, cancel := context.WithCancel(b.t.Context())
 		defer cancel()
-		onWire(cancel)
+		whileSent(cancel)
 		return b.send(ctx, "k", "1")
 	}},
 	{"context.DeadlineExceeded", context.DeadlineExceeded, oncehttp.Unknown, oncehttp.Options{AttemptTimeout: time.Second, MaxAttempts: 1}, func(b *bench) (*http.Response, error) {

@@ -2,6 +2,7 @@ package oncehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,20 +103,24 @@ func (c *Client) fly(f *flight, req *http.Request, key chosenKey, begin func(*ca
 
 // await waits for a flight's result on behalf of one caller.
 func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Response, error) {
-	ctx := req.Context()
 	select {
 	case <-f.answered:
 		return f.deliver(req, key)
 	default:
 	}
+	var cause error
 	select {
 	case <-f.answered:
-	case <-ctx.Done():
-		if last := c.leave(f, context.Cause(ctx)); !last {
-			return nil, c.left(f, req, key)
-		}
-		<-f.answered // what we are told must be durable first
+		return f.deliver(req, key)
+	case <-req.Context().Done():
+		cause = context.Cause(req.Context())
+	case <-req.Cancel:
+		cause = cmp.Or(context.Cause(req.Context()), context.Canceled)
 	}
+	if last := c.leave(f, cause); !last {
+		return nil, c.left(f, req, key, cause)
+	}
+	<-f.answered // what we are told must be durable first
 	return f.deliver(req, key)
 }
 
@@ -139,8 +144,7 @@ func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Resp
 }
 
 // left returns the error of a caller that leaves a flight to the others.
-func (c *Client) left(f *flight, req *http.Request, key chosenKey) error {
-	cause := context.Cause(req.Context())
+func (c *Client) left(f *flight, req *http.Request, key chosenKey, cause error) error {
 	if key.op != nil {
 		key.op.tell(c, Info{
 			ID: f.id, Method: req.Method, URL: requestURL(req.URL), Metadata: key.op.op.Metadata,

@@ -22,6 +22,7 @@ type exchange struct {
 	url     *url.URL // of the response: the target of the last redirect that was followed
 	resent  bool     // net/http has sent it more than once by itself
 	final   bool     // unkeyed: cannot be sent again
+	left    bool     // unkeyed: failed because its caller has cancelled it
 }
 
 func (x *exchange) status() int {

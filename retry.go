@@ -213,7 +213,7 @@ func (a *call) health(ctx context.Context) health {
 	switch {
 	case a.last.refused, errors.Is(a.last.err, ErrWindowClosed), a.last.status() == http.StatusTooManyRequests:
 		return ignored
-	case a.last.err != nil && ctx.Err() != nil: // the caller left
+	case a.last.err != nil && (ctx.Err() != nil || a.last.left): // the caller left
 		return ignored
 	case a.last.err != nil, a.last.status() >= 500:
 		return failure

@@ -186,6 +186,8 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	}
 	a := first
 	defer a.permit.done(ignored)
+	ctx, stop := untilCanceled(ctx, req)
+	defer stop()
 	a.retry(ctx)
 	if a.verdict.next == settle || a.last.resp != nil && !a.drained {
 		return a.last.resp, a.last.err
@@ -209,14 +211,23 @@ func (c *Client) withTimeout(req *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
-	resp.Body = &timedBody{connBody{resp.Body}, cancel}
+	resp.Body = &timedBody{connBody{resp.Body}, ctx, cancel}
 	return resp, nil
 }
 
 // A timedBody ends its request's timeout when it is closed.
 type timedBody struct {
 	connBody
+	ctx    context.Context
 	cancel context.CancelFunc
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	n, err := b.connBody.Read(p)
+	if err != nil && err != io.EOF && context.Cause(b.ctx) == errClientTimeout {
+		err = errClientTimeout // HTTP/2 does not tell the cause
+	}
+	return n, err
 }
 
 func (b *timedBody) Close() error {
@@ -265,10 +276,13 @@ func idempotent(method string) bool {
 
 func (s *plainSender) hasBody() bool { return s.req.Body != nil && s.req.Body != http.NoBody }
 
+// repeatable reports whether the request's body can be had again.
+func (s *plainSender) repeatable() bool { return !s.hasBody() || s.req.GetBody != nil }
+
 // replayable reports whether the request may be sent again after x, and
 // whether that makes sense: net/http refuses a bad request every time.
 func (s *plainSender) replayable(x exchange) bool {
-	return (s.idempotent || x.notSent) && (!s.hasBody() || s.req.GetBody != nil) && (x.err == nil || checkRequest(s.req) == nil)
+	return (s.idempotent || x.notSent) && s.repeatable() && !x.left && (x.err == nil || checkRequest(s.req) == nil)
 }
 
 func (s *plainSender) attempt(n int) (x exchange) {
@@ -282,15 +296,47 @@ func (s *plainSender) attempt(n int) (x exchange) {
 		*req = *s.req
 		req.Body = body
 	}
-	if s.idempotent {
+	if s.idempotent || !s.repeatable() {
 		x.resp, x.err = roundTrip(s.c.base, req)
-	} else {
+	} else { // only sent again if it was not sent
 		var conn connTrace
-		x.resp, x.err = roundTrip(s.c.base, req.WithContext(conn.watch(req.Context(), nil)))
+		req = req.WithContext(conn.watch(req.Context(), nil))
+		x.resp, x.err = roundTrip(s.c.base, req)
 		x.notSent = x.err != nil && conn.notSent(x.err)
 	}
+	if x.resp != nil && x.resp.Request == req {
+		x.resp.Request = s.req // the caller's, not a copy
+	}
+	x.left = x.err != nil && canceled(s.req)
 	x.final = !s.replayable(x)
 	return x
+}
+
+// canceled reports whether the caller has closed Request.Cancel, which old
+// programs use instead of a context.
+func canceled(req *http.Request) bool {
+	select {
+	case <-req.Cancel:
+		return true
+	default:
+		return false
+	}
+}
+
+// untilCanceled returns a context that also ends when the caller closes
+// Request.Cancel.
+func untilCanceled(ctx context.Context, req *http.Request) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if req.Cancel != nil {
+		go func() {
+			select {
+			case <-req.Cancel:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, cancel
 }
 
 // roundTrip is rt.RoundTrip, with its contract enforced.
@@ -367,13 +413,14 @@ func (k chosenKey) check(p *Provider, req *http.Request) error {
 
 var (
 	errAttemptTimeout = &timeoutError{errors.New("oncehttp: attempt timed out; see Options.AttemptTimeout")}
-	errClientTimeout  = &timeoutError{errors.New("oncehttp: Options.HTTPClient.Timeout exceeded")}
+	errClientTimeout  = &timeoutError{errors.New("oncehttp: request timed out (Client.Timeout exceeded; see Options.HTTPClient)")}
 )
 
-// A timeoutError is a timeout as net/http has it.
+// A timeoutError is a timeout as net/http has it, a net.Error.
 type timeoutError struct{ error }
 
 func (*timeoutError) Timeout() bool        { return true }
+func (*timeoutError) Temporary() bool      { return true }
 func (*timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // mediaType returns the media type of a Content-Type, in lower case.
