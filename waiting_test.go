@@ -334,7 +334,7 @@ func TestAStoredAnswerWaitsForNoHost(t *testing.T) {
 		occupy          func(b *bench)
 		atLeast, atMost time.Duration // that another operation waits
 	}{
-		{"paused", oncehttp.Options{MaxAttempts: 1}, (*bench).pauseHost, 50 * time.Second, 50 * time.Second * (pauseSpread + 1) / pauseSpread},
+		{"paused", oncehttp.Options{MaxAttempts: 1}, (*bench).pauseHost, 50 * time.Second, 50*time.Second + 50*time.Second/pauseDelay + 50*time.Second/pauseSpread},
 		{"busy", oncehttp.Options{RateLimit: 1. / 60, Burst: 1}, func(*bench) {}, time.Minute, time.Minute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
