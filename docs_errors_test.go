@@ -102,6 +102,14 @@ var errorCases = []errorCase{
 		b.server.Script(oncehttptest.DropResponse())
 		return b.send(b.t.Context(), "k", "1")
 	}},
+	{"ErrBudgetExhausted", oncehttp.ErrBudgetExhausted, oncehttp.NotSent, oncehttp.Options{Budget: &oncehttp.Budget{MinPerSecond: -1}}, func(b *bench) (*http.Response, error) {
+		b.server.Script(oncehttptest.DialError(nil))
+		return b.send(b.t.Context(), "k", "1")
+	}},
+	{"ErrBudgetExhausted", oncehttp.ErrBudgetExhausted, oncehttp.Unknown, oncehttp.Options{Budget: &oncehttp.Budget{MinPerSecond: -1}}, func(b *bench) (*http.Response, error) {
+		b.server.Script(oncehttptest.DropResponse())
+		return b.send(b.t.Context(), "k", "1")
+	}},
 	{"ErrWaitTooLong", oncehttp.ErrWaitTooLong, oncehttp.NotSent, oncehttp.Options{MaxAttempts: 1}, func(b *bench) (*http.Response, error) {
 		b.server.Script(oncehttptest.Status(503, "Retry-After", "30"))
 		b.send(b.t.Context(), "k", "1")

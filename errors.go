@@ -13,18 +13,19 @@ import (
 // inside an [*OperationError], whose Outcome says what is known of the operation:
 // an earlier attempt of it, or one of an earlier call, may have been sent.
 var (
-	ErrKeyInvalid    = errors.New("oncehttp: invalid idempotency key")
-	ErrNoKeys        = errors.New("oncehttp: the provider takes no idempotency keys, so Start can promise nothing; send the request without it")
-	ErrKeyReused     = errors.New("oncehttp: idempotency key was used for a different request")
-	ErrScope         = errors.New("oncehttp: idempotency key was used under another account or with other credentials; state Op.Scope")
-	ErrBodyTooLarge  = errors.New("oncehttp: request body is larger than MaxBodyBytes")
-	ErrInProgress    = errors.New("oncehttp: operation is in progress elsewhere")
-	ErrWindowClosed  = errors.New("oncehttp: the server may have forgotten the idempotency key; look the operation up at the provider, then Resolve it")
-	ErrNoCredentials = errors.New("oncehttp: the operation had credentials, which are not stored; set Options.Authorize")
-	ErrMismatch      = errors.New("oncehttp: request differs from its record")
-	ErrCircuitOpen   = errors.New("oncehttp: circuit breaker is open")
-	ErrWaitTooLong   = errors.New("oncehttp: the wait would not end before the deadline")
-	ErrClosed        = errors.New("oncehttp: client is closed")
+	ErrKeyInvalid      = errors.New("oncehttp: invalid idempotency key")
+	ErrNoKeys          = errors.New("oncehttp: the provider takes no idempotency keys, so Start can promise nothing; send the request without it")
+	ErrKeyReused       = errors.New("oncehttp: idempotency key was used for a different request")
+	ErrScope           = errors.New("oncehttp: idempotency key was used under another account or with other credentials; state Op.Scope")
+	ErrBodyTooLarge    = errors.New("oncehttp: request body is larger than MaxBodyBytes")
+	ErrInProgress      = errors.New("oncehttp: operation is in progress elsewhere")
+	ErrWindowClosed    = errors.New("oncehttp: the server may have forgotten the idempotency key; look the operation up at the provider, then Resolve it")
+	ErrNoCredentials   = errors.New("oncehttp: the operation had credentials, which are not stored; set Options.Authorize")
+	ErrMismatch        = errors.New("oncehttp: request differs from its record")
+	ErrBudgetExhausted = errors.New("oncehttp: retry budget is exhausted")
+	ErrCircuitOpen     = errors.New("oncehttp: circuit breaker is open")
+	ErrWaitTooLong     = errors.New("oncehttp: the wait would not end before the deadline")
+	ErrClosed          = errors.New("oncehttp: client is closed")
 )
 
 // Errors of a request whose operation was sent, now or earlier.

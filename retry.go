@@ -132,7 +132,6 @@ func (a *call) again(ctx context.Context) bool {
 // Why a call made no further attempt although its last one could be retried.
 var (
 	errAttempts   = errors.New("all attempts made")
-	errBudget     = errors.New("retry budget is exhausted")
 	errRetryAfter = errors.New("the server asks to come back later than MaxRetryAfter")
 )
 
@@ -170,7 +169,7 @@ func (a *call) plan(ctx context.Context) error {
 		return err
 	}
 	if !a.limits.budget.withdraw(time.Now()) {
-		return errBudget
+		return ErrBudgetExhausted
 	}
 	return nil
 }
