@@ -14,7 +14,9 @@ import (
 // A Breaker stops requests to a host that is failing, so that callers fail at
 // once instead of in their timeouts, and the host can recover. It opens when,
 // within Window, at least MinRequests requests have ended, more than
-// FailureRatio of them failed, and so did the last Consecutive ones in a row.
+// FailureRatio of them failed, and so did the last Consecutive ones in a row. It
+// opens also when the last MinRequests in a row failed and nothing succeeded for a
+// tenth of Window: a busy host that has died is not given half a Window more.
 // After OpenFor it lets one probe through, whose result closes it or opens it
 // again.
 //
@@ -157,8 +159,9 @@ type results struct {
 	trip    Breaker  // with defaults
 	time    timeline // a tick is a bucket
 	buckets [breakerBuckets]counts
-	total   counts // sum of buckets
-	inRow   int    // failures since the last success
+	total   counts    // sum of buckets
+	inRow   int       // failures since the last success
+	well    time.Time // of the last success
 }
 
 type counts struct{ ended, failed int }
@@ -175,13 +178,14 @@ func (r *results) add(h health, now time.Time) bool {
 	bucket.ended++
 	r.total.ended++
 	if h == success {
-		r.inRow = 0
+		r.inRow, r.well = 0, now
 		return false
 	}
 	bucket.failed++
 	r.total.failed++
 	r.inRow++
-	return r.total.ended >= r.trip.MinRequests &&
+	dead := min(r.inRow, r.total.failed) >= r.trip.MinRequests && now.Sub(r.well) >= r.time.width
+	return dead || r.total.ended >= r.trip.MinRequests &&
 		float64(r.total.failed) > r.trip.FailureRatio*float64(r.total.ended) &&
 		r.inRow >= r.trip.Consecutive
 }

@@ -72,6 +72,10 @@ func TestBreakerOpensOnlyForAHostThatIsDown(t *testing.T) {
 		{"failures of nine seconds", bad + strings.Repeat("s", 9) + bad, "open"},
 		{"successes age", ok + ok + strings.Repeat("s", 10) + bad + bad, "open"},
 		{"one failure a second", strings.Repeat("-s", 100), "closed"},
+		{"a busy host fails for less than a second", strings.Repeat(ok+"s", 9) + ok + bad + bad + bad, "closed"},
+		{"a busy host has died", strings.Repeat(ok+"s", 9) + ok + bad + bad + "s-", "open"},
+		{"a busy host answers one", strings.Repeat(ok+"s", 9) + ok + bad + bad + "+s" + bad, "closed"},
+		{"a host that is less busy", strings.Repeat("++s", 9) + "--s--s--s--s", "closed"},
 		{"three failures a second", strings.Repeat("---s", 100), "open"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
