@@ -281,7 +281,7 @@ func TestReadmeHasTheDefaults(t *testing.T) {
 		fmt.Sprintf("| %s, full jitter: `random(0, min(%s, %s · 2ⁿ))`; Retry-After honoured up to %s |", d["MaxAttempts"], d["BackoffCap"], d["BackoffBase"], d["MaxRetryAfter"]),
 		fmt.Sprintf("| %s, Stripe %s; keyed requests only |", d["AttemptTimeout"], d["Stripe.AttemptTimeout"]),
 		fmt.Sprintf("over %s, and %s/s with bursts of %s |", d["Budget.Window"], d["Budget.MinPerSecond"], d["Budget.Burst"]),
-		fmt.Sprintf("| %s requests in %s, over half failed and the last %s; open %s; one probe |", d["Breaker.MinRequests"], d["Breaker.Window"], d["Breaker.Consecutive"], d["Breaker.OpenFor"]),
+		fmt.Sprintf("| %s requests in %s, over half failed and the last %s, or %[1]s in a row and no success for 1 s; open %[4]s; one probe |", d["Breaker.MinRequests"], d["Breaker.Window"], d["Breaker.Consecutive"], d["Breaker.OpenFor"]),
 		fmt.Sprintf("| Stripe v1 %s, v2 %s, others %s: ", d["Stripe.Window"], d["StripeV2.Window"], d["Provider.Window"]),
 		fmt.Sprintf("| %s each way;", d["MaxBodyBytes"]),
 	} {
