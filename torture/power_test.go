@@ -1,0 +1,240 @@
+//go:build linux
+
+package torture
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncehttp/oncehttp/internal/reliability"
+)
+
+var (
+	long = flag.Bool("long", false, "a hundred thousand images")
+	seed = flag.Uint64("seed", 1, "of everything that is left to chance")
+)
+
+// base is where fake time begins, and a little later.
+var base = time.Date(2000, 1, 1, 0, 10, 0, 0, time.UTC)
+
+// A line is a history with what was before it.
+type line struct {
+	name  string
+	disk  *Disk
+	facts facts
+	begin time.Time
+	history
+}
+
+// A moment is the world between two events of a line.
+type moment struct {
+	n     int // events before it
+	disk  *Disk
+	facts facts
+	ran   map[string]order
+	now   time.Time
+}
+
+// walk calls visit at every moment of a line.
+func (l *line) walk(rnd *rand.Rand, visit func(*moment)) {
+	m := &moment{disk: l.disk.Clone(), facts: l.facts.clone(), ran: make(map[string]order), now: l.begin}
+	maps.Copy(m.ran, l.server)
+	m.disk.SkipSync = skipSync
+	for i, e := range l.events {
+		m.n = i + 1
+		if e.Op != nil {
+			m.disk.Do(*e.Op, rnd)
+		} else {
+			m.facts.note(e)
+			m.now = e.Time
+			if e.What == Effect {
+				m.ran[e.Key] = e.Order
+			}
+		}
+		visit(m)
+	}
+}
+
+// skipSync leaves out every second sync, to prove that the tests notice.
+var skipSync = func() func(Op) bool {
+	if os.Getenv("ONCEHTTP_TORTURE_MUTANT") != "skip syncs" {
+		return nil
+	}
+	var n atomic.Int64
+	return func(Op) bool { return n.Add(1)%2 == 0 }
+}()
+
+// willRun returns the keys that the server executes after an event.
+func (l *line) willRun(after int) map[string]bool {
+	keys := make(map[string]bool)
+	for _, e := range l.events[after:] {
+		if e.Op == nil && e.What == Effect {
+			keys[e.Key] = true
+		}
+	}
+	return keys
+}
+
+// scratch returns a directory for images, in memory where there is one.
+func scratch(t *testing.T) string {
+	if _, err := os.Stat("/dev/shm"); err != nil {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "torture")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// judgeAll judges images of all lines, about n in all.
+func judgeAll(t *testing.T, v *verdict, lines []*line, n int) {
+	total := 0
+	for _, l := range lines {
+		total += len(l.events)
+	}
+	share := float64(n) / float64(total)
+	t.Run("images", func(t *testing.T) {
+		for _, l := range lines {
+			t.Run(l.name, func(t *testing.T) {
+				t.Parallel()
+				rnd := rand.New(rand.NewPCG(*seed, uint64(len(l.events))))
+				dir := scratch(t)
+				l.walk(rnd, func(m *moment) {
+					k := int(share)
+					if rnd.Float64() < share-float64(k) {
+						k++
+					}
+					for i := range k {
+						s := &scene{
+							name:  fmt.Sprintf("%s, seed %d, event %d, image %d", l.name, *seed, m.n, i),
+							image: m.disk.Crash(rnd), facts: m.facts, ran: maps.Clone(m.ran), now: m.now, rnd: rnd, dir: dir, verdict: v,
+						}
+						s.arrivals(l.willRun(m.n))
+						s.judge(t)
+					}
+				})
+			})
+		}
+	})
+}
+
+// grow makes lines of which each begins where the power failed, or the process
+// was killed, at some moment of one of the lines.
+func grow(t *testing.T, fs *FS, lines []*line, n int, kill bool, rnd *rand.Rand) (grown []*line) {
+	for i := range n {
+		l := lines[rnd.IntN(len(lines))]
+		at := 1 + rnd.IntN(len(l.events))
+		l.walk(rnd, func(m *moment) {
+			if m.n != at {
+				return
+			}
+			next := &line{name: fmt.Sprintf("%s, failed at %d, #%d", l.name, at, i), disk: NewDisk(), facts: m.facts.clone(), begin: m.now}
+			image := m.disk.Crash(rnd)
+			if kill {
+				next.name = fmt.Sprintf("%s, killed at %d, #%d", l.name, at, i)
+				image = m.disk.Kill()
+			}
+			s := &scene{facts: next.facts, ran: maps.Clone(m.ran), rnd: rnd}
+			s.arrivals(l.willRun(at))
+			for key := range s.ran {
+				next.facts.of(key).ran = true
+			}
+			next.facts.cut()
+			next.history = record(t, fs, image.Files(), s.ran, m.now, trade(rnd, fmt.Sprintf("%s%d-", map[bool]string{true: "k", false: "p"}[kill], i), 9))
+			if kill {
+				next.disk = m.disk.Clone()
+			}
+			next.join(len(image))
+			grown = append(grown, next)
+		})
+	}
+	return grown
+}
+
+// join makes the recorded events go on with the line's disk: if that is empty,
+// all of the files that the file system was given are on it; else, they are those
+// that the system had in memory, and not all of it is on the disk.
+func (l *line) join(files int) {
+	empty := len(l.disk.files) == 0
+	names := maps.Clone(l.disk.names)
+	for _, op := range l.disk.moves {
+		move(names, op)
+	}
+	inos := make(map[uint64]uint64) // of the disk, by the recorded ones
+	var kept []Event
+	for setup := 3*files + 1; len(l.events) > 0; l.events = l.events[1:] {
+		e := l.events[0]
+		switch {
+		case e.Op != nil && setup > 0:
+			if setup--; empty {
+				l.disk.Do(*e.Op, nil)
+			} else if e.Op.Kind == Create {
+				inos[e.Op.Ino] = names[e.Op.Name]
+			}
+			continue
+		case e.Op != nil:
+			if ino, ok := inos[e.Op.Ino]; ok {
+				e.Op.Ino = ino
+			}
+		}
+		kept = append(kept, e)
+	}
+	l.events = kept
+}
+
+func TestPowerFailure(t *testing.T) {
+	fs := start(t)
+	histories, children, images := 4, 16, 6000
+	if *long {
+		histories, children, images = 20, 400, 200_000
+	}
+	rnd := rand.New(rand.NewPCG(*seed, 0))
+	v := &verdict{Result: reliability.Result{Class: "power failure", How: "images of the disk: what was not synced is there or not, in any order, by sectors"}}
+	begin := time.Now()
+	var lines []*line
+	for i := range histories {
+		prefix := fmt.Sprintf("h%d-", i)
+		l := &line{name: prefix + "trade", disk: NewDisk(), facts: make(facts), begin: base}
+		l.history = record(t, fs, nil, nil, base, trade(rnd, prefix, 24))
+		lines = append(lines, l)
+	}
+	lines = append(lines, &line{name: "purge", disk: NewDisk(), facts: make(facts), begin: base, history: record(t, fs, nil, nil, base, purging(rnd))})
+	grown := grow(t, fs, lines, children/2, true, rnd)
+	grown = append(grown, grow(t, fs, append(lines, grown...), children/2, false, rnd)...)
+	events := 0
+	for _, l := range append(lines, grown...) {
+		events += len(l.events)
+		for _, e := range l.events {
+			if e.What == Failed && e.Op == nil {
+				t.Errorf("%s: %s: %v", l.name, e.Key, e.Err)
+			}
+		}
+	}
+	t.Logf("recorded %d histories with %d events in %v", len(lines)+len(grown), events, time.Since(begin))
+	judgeAll(t, v, append(lines, grown...), images)
+	reliability.Report(t, v.Result)
+}
+
+// purging is a life in which records are dropped.
+func purging(rnd *rand.Rand) func(*shop) {
+	return func(s *shop) {
+		if s.open() != nil {
+			return
+		}
+		for _, batch := range []string{"old", "new"} {
+			for i := range 6 {
+				s.charge(plan{order: order{Name: fmt.Sprint(batch, i)}, Plain: i%2 == 0})
+			}
+			s.rest(50 * time.Hour)
+		}
+		s.charge(draw(rnd, "last"))
+	}
+}
