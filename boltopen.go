@@ -74,7 +74,11 @@ func OpenBolt(path string) (*BoltStore, error) {
 	if err := s.open(&bbolt.Options{NoFreelistSync: true}); err != nil { // nothing is written yet
 		return nil, err
 	}
-	if err := s.load(); err != nil {
+	err = s.load()
+	if err == nil {
+		err = s.harden()
+	}
+	if err != nil {
 		return nil, errors.Join(err, guard(s.db.Close))
 	}
 	return s, nil
@@ -123,6 +127,43 @@ func (s *BoltStore) create() error {
 		}
 	}
 	return syncDir(dir)
+}
+
+// harden makes durable what was found, before anything is built on it. A process
+// that was killed in a commit, or while it created the file, has left that in the
+// system's memory, and perhaps not on the disk: the next commit may use pages that
+// only the last state on the disk needs, and would leave nothing whole if the
+// power failed. The page that makes the last commit visible is written again,
+// since a sync that has failed once does not try again what it has failed to do.
+func (s *BoltStore) harden() error {
+	page, at := make([]byte, s.pageSize), int64(s.last%2*s.pageSize)
+	_, err := s.file.ReadAt(page, at)
+	if err == nil {
+		_, err = s.file.WriteAt(page, at)
+	}
+	if err == nil {
+		err = s.file.Sync()
+	}
+	if err == nil {
+		err = syncName(s.path)
+	}
+	if err != nil {
+		return s.failure(err, "it cannot be made durable", ErrStoreFailed)
+	}
+	return nil
+}
+
+// syncName makes the name of a file durable that was found. In a directory that
+// we may not read, it is somebody else's.
+func syncName(path string) error {
+	path, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		err = syncDir(filepath.Dir(path))
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
 }
 
 // syncDir makes a new name in a directory durable.
