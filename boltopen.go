@@ -215,8 +215,8 @@ func (s *BoltStore) open(opts *bbolt.Options) error {
 		s.db, err = bbolt.Open(s.path, 0o600, opts)
 		return err
 	})
-	if isPanic(err) && s.file != nil {
-		s.file.Close() // bbolt did not, and it is locked
+	if isPanic(err) && s.file != nil { // bbolt did not close it
+		s.abandon()
 	}
 	switch {
 	case err == nil:

@@ -287,9 +287,15 @@ func (s *BoltStore) closeFile() error {
 		}
 	}
 	if s.wedged.Load() != nil {
-		return s.file.Close() // also unlocks it
+		return s.abandon()
 	}
 	return guard(s.db.Close)
+}
+
+// abandon closes the file without bbolt. It stays mapped, which would keep it
+// locked as long as the process lives.
+func (s *BoltStore) abandon() error {
+	return errors.Join(unlock(s.file), s.file.Close())
 }
 
 // read runs f in a short transaction. f copies what it keeps.

@@ -262,3 +262,15 @@ func writeFormat1(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestClosingUnlocksAFileThatCouldNotBeRead: what bbolt has mapped and must not be
+// asked to unmap any more does not keep the file locked.
+func TestClosingUnlocksAFileThatCouldNotBeRead(t *testing.T) {
+	s := newBolt(t)
+	mustBegin(t, s, boltRec("a"))
+	s.wedged.Store(s.failure(nil, "it cannot be read", ErrStoreFailed))
+	if err := s.Close(); !errors.Is(err, ErrStoreFailed) {
+		t.Errorf("Close: %v, want the failure", err)
+	}
+	mustBegin(t, openBolt(t, s.path), boltRec("b"))
+}
