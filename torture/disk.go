@@ -136,6 +136,9 @@ func (d *Disk) Do(op Op, rnd *rand.Rand) {
 	case Link, Unlink, Rename:
 		d.moves = append(d.moves, op)
 	case Write, Size, Reserve:
+		if op.Err != 0 {
+			return
+		}
 		d.pending[op.Ino] = append(d.pending[op.Ino], op)
 	case SyncDir:
 		if op.Err != 0 || d.SkipSync != nil && d.SkipSync(op) {

@@ -53,7 +53,7 @@ type Op struct {
 	Off      int64
 	Data     []byte
 	Size     int64
-	Err      syscall.Errno // a sync that failed; other operations that fail leave nothing
+	Err      syscall.Errno // it failed. A sync that failed has done some of it; a write nothing, and has no Data but a Size
 }
 
 // A Fault makes operations of a kind fail: the Nth from now on, and Times-1
@@ -546,16 +546,20 @@ func (n *fileNode) Write(_ context.Context, _ fs.FileHandle, data []byte, off in
 		n.disk.faults = append(n.disk.faults, Fault{Kind: Write, Nth: n.disk.counts[Write] + 1, Errno: syscall.ENOSPC}) // the rest
 	}
 	if f != nil && !f.Done {
+		n.disk.record(Op{Kind: Write, Ino: n.ino, Off: off, Size: int64(len(data)), Err: f.Errno})
 		return 0, f.Errno
 	}
 	for len(data) > 0 && !n.disk.take(n.missing(off, int64(len(data)))) { // what fits
-		if data = data[:(len(data)-1)/blockSize*blockSize]; len(data) == 0 {
+		size := int64(len(data))
+		if data = data[:(size-1)/blockSize*blockSize]; len(data) == 0 {
+			n.disk.record(Op{Kind: Write, Ino: n.ino, Off: off, Size: size, Err: syscall.ENOSPC})
 			return 0, syscall.ENOSPC
 		}
 	}
 	n.write(data, off)
 	n.disk.record(Op{Kind: Write, Ino: n.ino, Off: off, Data: append([]byte(nil), data...)})
 	if f != nil {
+		n.disk.record(Op{Kind: Write, Ino: n.ino, Off: off, Size: int64(len(data)), Err: f.Errno})
 		return 0, f.Errno
 	}
 	return uint32(len(data)), 0

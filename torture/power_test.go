@@ -131,33 +131,50 @@ func judgeAll(t *testing.T, v *verdict, lines []*line, n int) {
 func grow(t *testing.T, fs *FS, lines []*line, n int, kill bool, rnd *rand.Rand) (grown []*line) {
 	for i := range n {
 		l := lines[rnd.IntN(len(lines))]
-		at := 1 + rnd.IntN(len(l.events))
-		l.walk(rnd, func(m *moment) {
-			if m.n != at {
-				return
-			}
-			next := &line{name: fmt.Sprintf("%s, failed at %d, #%d", l.name, at, i), disk: NewDisk(), facts: m.facts.clone(), begin: m.now}
-			image := m.disk.Crash(rnd)
-			if kill {
-				next.name = fmt.Sprintf("%s, killed at %d, #%d", l.name, at, i)
-				image = m.disk.Kill()
-			}
-			s := &scene{facts: next.facts, ran: maps.Clone(m.ran), rnd: rnd}
-			s.arrivals(l.willRun(at))
-			for key := range s.ran {
-				next.facts.of(key).ran = true
-			}
-			next.facts.cut()
-			next.history = record(t, fs, image.Files(), s.ran, m.now, trade(rnd, fmt.Sprintf("%s%d-", map[bool]string{true: "k", false: "p"}[kill], i), 9))
-			if kill {
-				next.disk = m.disk.Clone()
-			}
-			next.join(len(image))
-			grown = append(grown, next)
-		})
+		name := fmt.Sprintf("p%d-", i)
+		if kill {
+			name = fmt.Sprintf("k%d-", i)
+		}
+		grown = append(grown, l.child(t, fs, name, 1+rnd.IntN(len(l.events)), kill, rnd, trade(rnd, name, 9)))
 	}
 	return grown
 }
+
+// child makes a line that begins where another one was cut off after some events:
+// by a failure of power, or by the death of the process alone.
+func (l *line) child(t *testing.T, fs *FS, name string, events int, kill bool, rnd *rand.Rand, live func(*shop)) (next *line) {
+	l.walk(rnd, func(m *moment) {
+		if m.n != events {
+			return
+		}
+		next = &line{name: fmt.Sprintf("%s, power fails at %d, %s", l.name, events, name), disk: NewDisk(), facts: m.facts.clone(), begin: m.now}
+		var image Image
+		if kill {
+			next.name = fmt.Sprintf("%s, killed at %d, %s", l.name, events, name)
+			next.disk = m.disk.Clone()
+			image = m.disk.Kill()
+		} else {
+			image = m.disk.Crash(rnd)
+		}
+		s := &scene{facts: next.facts, ran: maps.Clone(m.ran), rnd: rnd}
+		s.arrivals(l.willRun(events))
+		for key := range s.ran {
+			next.facts.of(key).ran = true
+		}
+		next.facts.cut()
+		next.history = record(t, fs, image.Files(), s.ran, m.now, live)
+		next.join(len(image))
+	})
+	return next
+}
+
+// publishes reports whether an event makes a commit visible.
+func (e Event) publishes() bool {
+	return e.Op != nil && e.Op.Kind == Write && e.Op.Off < 2*blockSize && len(e.Op.Data) == blockSize
+}
+
+// links reports whether an event gives the file its name.
+func (e Event) links() bool { return e.Op != nil && e.Op.Kind == Link }
 
 // join makes the recorded events go on with the line's disk: if that is empty,
 // all of the files that the file system was given are on it; else, they are those
@@ -220,6 +237,39 @@ func TestPowerFailure(t *testing.T) {
 	}
 	t.Logf("recorded %d histories with %d events in %v", len(lines)+len(grown), events, time.Since(begin))
 	judgeAll(t, v, append(lines, grown...), images)
+	reliability.Report(t, v.Result)
+}
+
+// TestKilledAndThenWithoutPower: what a process that is killed leaves in the
+// system's memory is not on the disk, and the next one builds on it.
+func TestKilledAndThenWithoutPower(t *testing.T) {
+	fs := start(t)
+	charges, images := 3, 3000
+	if *long {
+		charges, images = 12, 50_000
+	}
+	rnd := rand.New(rand.NewPCG(*seed, 1))
+	v := &verdict{Result: reliability.Result{Class: "killed in a commit, then power failure", How: "as above, with the memory of the system at the kill"}}
+	charge := func(name string, n int) func(*shop) {
+		return func(s *shop) {
+			if s.open() != nil {
+				return
+			}
+			for i := range n {
+				s.charge(draw(rnd, fmt.Sprint(name, i)))
+			}
+			s.resume()
+		}
+	}
+	l := &line{name: "life", disk: NewDisk(), facts: make(facts), begin: base}
+	l.history = record(t, fs, nil, nil, base, charge("a", charges))
+	var lines []*line
+	for i, e := range l.events {
+		if e.publishes() || e.links() {
+			lines = append(lines, l.child(t, fs, fmt.Sprintf("#%d", len(lines)), i+1, true, rnd, charge(fmt.Sprintf("b%d-", i), 2)))
+		}
+	}
+	judgeAll(t, v, lines, images)
 	reliability.Report(t, v.Result)
 }
 

@@ -40,6 +40,7 @@ const (
 	Acked               // and knows that it is acknowledged
 	Handed              // a handler is given the answer
 	Failed              // an error of the store; Err
+	Opened              // the client, anew
 	Moment              // nothing; for its time
 )
 
@@ -214,8 +215,10 @@ func (s *shop) open() error {
 	var err error
 	if s.client, err = oncehttp.Open(s.path, opts); err != nil {
 		s.add(Event{What: Failed, Err: err})
+		return err
 	}
-	return err
+	s.add(Event{What: Opened})
+	return nil
 }
 
 func (s *shop) close() {
@@ -295,6 +298,7 @@ func charge(ctx context.Context, client *oncehttp.Client, op *oncehttp.Operation
 		info = op.Info()
 	case ok:
 		info.Key, info.Outcome = failed.Key, failed.Outcome
+		info.NotRecorded = failed.Outcome == oncehttp.Unknown && (errors.Is(err, oncehttp.ErrStoreUncertain) || errors.Is(err, oncehttp.ErrStoreFailed))
 	case err == nil:
 		info, _ = oncehttp.OperationFrom(resp)
 	}
