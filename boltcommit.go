@@ -22,10 +22,12 @@ const (
 
 // A boltWrite is one queued write.
 type boltWrite struct {
-	apply func(*boltTx) error // may be called more than once; the last call counts
-	err   error               // its outcome; written by the leader before it tells
-	wake  chan bool           // the writer waits here: true tells it to lead, false that it is done; nil if lazy
-	done  func(error)         // called when it is done, if lazy
+	apply  func(*boltTx) error // may be called more than once; the last call counts
+	begins bool                // a new operation: not done unless there is headroom
+	size   int                 // of what it stores, in bytes; about
+	err    error               // its outcome; written by the leader before it tells
+	wake   chan bool           // the writer waits here: true tells it to lead, false that it is done; nil if lazy
+	done   func(error)         // called when it is done, if lazy
 
 	taken bool // guarded by BoltStore.mu: its group has begun
 	leads bool // guarded by BoltStore.mu: it was told to lead, and does not yet
@@ -33,10 +35,14 @@ type boltWrite struct {
 
 // write queues a write and waits for it.
 func (s *BoltStore) write(ctx context.Context, apply func(*boltTx) error) error {
+	return s.enqueue(ctx, &boltWrite{apply: apply})
+}
+
+func (s *BoltStore) enqueue(ctx context.Context, w *boltWrite) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	w := &boltWrite{apply: apply, wake: make(chan bool, 1)}
+	w.wake = make(chan bool, 1)
 	s.mu.Lock()
 	if err := s.refusalLocked(); err != nil {
 		s.mu.Unlock()
@@ -244,7 +250,12 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	if err != nil {
 		return -1, s.failure(err, "it cannot be written", ErrStoreFailed)
 	}
+	full := s.makeRoom(tx, group)
 	for i, w := range group {
+		if full != nil && w.begins {
+			w.err = full
+			continue
+		}
 		err := guard(func() error {
 			w.err = w.apply(t)
 			return t.fault

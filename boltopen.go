@@ -35,10 +35,6 @@ const (
 	// checkSize is up to which size all pages of a file are checked at
 	// opening, for some 20 ms.
 	checkSize = 32 << 20
-
-	// growSize is how much a file grows at a time: enough that its new length,
-	// which has to be synced, is a small part of the cost.
-	growSize = 4 << 20
 )
 
 // OpenBolt opens the key store in the file at path, or creates it, readable for
@@ -231,7 +227,7 @@ func (s *BoltStore) open(opts *bbolt.Options) error {
 	default:
 		return s.failure(err, "it cannot be opened", ErrStoreFailed)
 	}
-	s.db.AllocSize = growSize
+	s.db.AllocSize = 0 // makeRoom does it; what bbolt adds by itself has no place on the disk yet
 	s.pageSize = s.db.Info().PageSize
 	return nil
 }

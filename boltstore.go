@@ -17,6 +17,9 @@ import (
 // A BoltStore is a [KeyStore] in a file, for one process at a time. Writes that
 // come at the same time share a commit.
 //
+// On a full disk, Begin fails with [ErrStoreFailed], and the other writes go on:
+// the file has a few MiB in reserve for them.
+//
 // The file is a bbolt database. Bytes of deleted records stay in it until their
 // place is used again.
 type BoltStore struct {
@@ -85,10 +88,10 @@ func (s *BoltStore) Session(ctx context.Context, now time.Time) (Session, error)
 // Begin implements [KeyStore].
 func (s *BoltStore) Begin(ctx context.Context, rec Record) (existing *Record, err error) {
 	r, request, answer := split(rec)
-	err = s.write(ctx, func(t *boltTx) (err error) {
+	err = s.enqueue(ctx, &boltWrite{begins: true, size: partsSize(r, request, answer), apply: func(t *boltTx) (err error) {
 		existing, err = t.begin(r, request, answer)
 		return err
-	})
+	}})
 	if err != nil {
 		return nil, s.named(err)
 	}
@@ -98,7 +101,7 @@ func (s *BoltStore) Begin(ctx context.Context, rec Record) (existing *Record, er
 // Save implements [KeyStore].
 func (s *BoltStore) Save(ctx context.Context, rec Record) error {
 	r, request, answer := split(rec)
-	return s.named(s.write(ctx, func(t *boltTx) error { return t.save(r, request, answer) }))
+	return s.named(s.enqueue(ctx, &boltWrite{size: partsSize(r, request, answer), apply: func(t *boltTx) error { return t.save(r, request, answer) }}))
 }
 
 // SaveSoon implements [LazyStore].
@@ -125,6 +128,8 @@ func split(rec Record) (r *Record, request, answer part) {
 	rec.Request, rec.Answer = nil, nil
 	return &rec, request, answer
 }
+
+func partsSize(r *Record, request, answer part) int { return len(r.Meta) + len(request) + len(answer) }
 
 // Get implements [KeyStore].
 func (s *BoltStore) Get(ctx context.Context, id ID) (rec *Record, err error) {
