@@ -28,8 +28,9 @@ type Disk struct {
 	pending map[uint64][]Op
 	moves   []Op // of names
 
-	// SkipSync leaves out syncs, for tests of the tests. nil leaves out none.
-	SkipSync func(Op) bool
+	// SkipSync says which syncs are left out, given what is not synced yet:
+	// for tests of the tests. nil leaves out none.
+	SkipSync func(sync Op, pending []Op) bool
 }
 
 func NewDisk() *Disk {
@@ -141,7 +142,7 @@ func (d *Disk) Do(op Op, rnd *rand.Rand) {
 		}
 		d.pending[op.Ino] = append(d.pending[op.Ino], op)
 	case SyncDir:
-		if op.Err != 0 || d.SkipSync != nil && d.SkipSync(op) {
+		if op.Err != 0 || d.SkipSync != nil && d.SkipSync(op, nil) {
 			return
 		}
 		for _, m := range d.moves {
@@ -149,7 +150,7 @@ func (d *Disk) Do(op Op, rnd *rand.Rand) {
 		}
 		d.moves = nil
 	case Sync:
-		if d.SkipSync != nil && d.SkipSync(op) {
+		if d.SkipSync != nil && d.SkipSync(op, d.pending[op.Ino]) {
 			return
 		}
 		f := d.files[op.Ino].clone()

@@ -132,7 +132,7 @@ func (r *trial) check(h history) {
 	for _, e := range h.events {
 		if e.Op != nil {
 			if e.Op.Kind == Write {
-				meta = e.Op.Off < 2*blockSize && max(int64(len(e.Op.Data)), e.Op.Size) <= blockSize
+				meta = e.Op.visible()
 			}
 			if e.Op.Err != 0 {
 				failed = e.Op

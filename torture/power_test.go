@@ -8,7 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"sync/atomic"
+	"slices"
 	"testing"
 	"time"
 
@@ -45,7 +45,7 @@ type moment struct {
 func (l *line) walk(rnd *rand.Rand, visit func(*moment)) {
 	m := &moment{disk: l.disk.Clone(), facts: l.facts.clone(), ran: make(map[string]order), now: l.begin}
 	maps.Copy(m.ran, l.server)
-	m.disk.SkipSync = skipSync
+	m.disk.SkipSync = skipSync()
 	for i, e := range l.events {
 		m.n = i + 1
 		if e.Op != nil {
@@ -61,14 +61,22 @@ func (l *line) walk(rnd *rand.Rand, visit func(*moment)) {
 	}
 }
 
-// skipSync leaves out every second sync, to prove that the tests notice.
-var skipSync = func() func(Op) bool {
-	if os.Getenv("ONCEHTTP_TORTURE_MUTANT") != "skip syncs" {
-		return nil
+const mutantEnv = "ONCEHTTP_TORTURE_MUTANT"
+
+// skipSync returns what leaves out syncs, to prove that the tests notice.
+func skipSync() func(Op, []Op) bool {
+	visible := func(pending []Op) bool { return slices.ContainsFunc(pending, Op.visible) }
+	n := 0
+	switch os.Getenv(mutantEnv) {
+	case "skip syncs":
+		return func(Op, []Op) bool { n++; return n%2 == 0 }
+	case "skip meta syncs":
+		return func(_ Op, pending []Op) bool { return visible(pending) }
+	case "skip data syncs":
+		return func(_ Op, pending []Op) bool { return !visible(pending) }
 	}
-	var n atomic.Int64
-	return func(Op) bool { return n.Add(1)%2 == 0 }
-}()
+	return nil
+}
 
 // willRun returns the keys that the server executes after an event.
 func (l *line) willRun(after int) map[string]bool {
@@ -169,8 +177,12 @@ func (l *line) child(t *testing.T, fs *FS, name string, events int, kill bool, r
 }
 
 // publishes reports whether an event makes a commit visible.
-func (e Event) publishes() bool {
-	return e.Op != nil && e.Op.Kind == Write && e.Op.Off < 2*blockSize && len(e.Op.Data) == blockSize
+func (e Event) publishes() bool { return e.Op != nil && e.Op.visible() }
+
+// visible reports whether an operation writes one of the two pages by which a
+// commit becomes visible.
+func (op Op) visible() bool {
+	return op.Kind == Write && op.Off < 2*blockSize && max(int64(len(op.Data)), op.Size) <= blockSize
 }
 
 // links reports whether an event gives the file its name.
