@@ -214,6 +214,49 @@ func TestDiskErrors(t *testing.T) {
 	reliability.Report(t, v.Result)
 }
 
+// TestSyncFailsAndThenThePower: after a sync that failed, the kernel does not try
+// again; the next opening finds in memory what may never reach the disk.
+func TestSyncFailsAndThenThePower(t *testing.T) {
+	fs := start(t)
+	images := 3000
+	if *long {
+		images = 50_000
+	}
+	v := &verdict{Result: reliability.Result{Class: "a sync fails, then power failure", How: "the program is restarted after the error, and goes on with what the system has in memory"}}
+	var lines []*line
+	for k, more := 1, true; more; k++ {
+		l := &line{disk: NewDisk(), facts: make(facts), begin: base}
+		l.history = record(t, fs, nil, nil, base, func(s *shop) {
+			if err := fs.Arm(-1, Fault{Kind: Sync, Nth: k, Errno: syscall.EIO}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 2 {
+				if s.open() != nil && s.open() != nil {
+					v.fail(t, &v.Unreadable, "sync %d: does not open again", k)
+					return
+				}
+				for j := range 2 {
+					s.charge(plan{order: order{Name: fmt.Sprint(i, j)}})
+				}
+				s.close()
+			}
+		})
+		_, _, hits, err := fs.Log()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if more = hits > 0; more {
+			for i := range 4 { // what reaches the disk is left to chance
+				again := *l
+				again.name = fmt.Sprintf("sync %d, #%d", k, i)
+				lines = append(lines, &again)
+			}
+		}
+	}
+	judgeAll(t, v, lines, images)
+	reliability.Report(t, v.Result)
+}
+
 // dryRun counts what a life without faults does while there may be some.
 func dryRun(t *testing.T, fs *FS) [kinds]int {
 	r := &trial{t: t, fs: fs, v: &verdict{}, name: "no fault", free: -1}

@@ -130,6 +130,13 @@ func (v *verdict) fail(t *testing.T, count *int, format string, args ...any) {
 	}
 }
 
+// hopeless reports whether more cases would say nothing more.
+func (v *verdict) hopeless() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.shown > 20
+}
+
 func (v *verdict) count() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -110,10 +110,10 @@ func judgeAll(t *testing.T, v *verdict, lines []*line, n int) {
 	}
 	share := float64(n) / float64(total)
 	t.Run("images", func(t *testing.T) {
-		for _, l := range lines {
+		for i, l := range lines {
 			t.Run(l.name, func(t *testing.T) {
 				t.Parallel()
-				rnd := rand.New(rand.NewPCG(*seed, uint64(len(l.events))))
+				rnd := rand.New(rand.NewPCG(*seed, uint64(i)))
 				dir := scratch(t)
 				l.walk(rnd, func(m *moment) {
 					k := int(share)
@@ -121,6 +121,9 @@ func judgeAll(t *testing.T, v *verdict, lines []*line, n int) {
 						k++
 					}
 					for i := range k {
+						if v.hopeless() {
+							return
+						}
 						s := &scene{
 							name:  fmt.Sprintf("%s, seed %d, event %d, image %d", l.name, *seed, m.n, i),
 							image: m.disk.Crash(rnd), facts: m.facts, ran: maps.Clone(m.ran), now: m.now, rnd: rnd, dir: dir, verdict: v,
