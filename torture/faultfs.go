@@ -120,6 +120,7 @@ type FS struct {
 type request struct {
 	Reset  string            // name of a new directory, in which everything happens from now on
 	Files  map[string][]byte // its content, with mode 0600
+	Drop   bool              // what the kernel has in memory of the files
 	Arm    bool
 	Faults []Fault
 	Free   int64 // bytes left on the disk; below 0: any number
@@ -213,6 +214,13 @@ func (f *FS) Arm(free int64, faults ...Fault) error {
 	return err
 }
 
+// Drop makes the kernel forget what it has in memory of the files: they will be
+// read again.
+func (f *FS) Drop() error {
+	_, err := f.do(request{Drop: true})
+	return err
+}
+
 // Log returns what was done since Reset, how often things were done since Arm,
 // and how many of them failed on purpose.
 func (f *FS) Log() (log []Op, counts [kinds]int, hits int, err error) {
@@ -272,6 +280,7 @@ func serve(mount string) error {
 // A disk is the state of the file system.
 type disk struct {
 	stamps *Stamps
+	dir    *fs.Inode // of the run; of the goroutine that handles requests
 
 	mu     sync.Mutex // guards all of the following, and files
 	log    []Op
@@ -283,12 +292,19 @@ type disk struct {
 }
 
 func (d *disk) handle(root *dirNode, r request) (resp response) {
+	if r.Drop {
+		for _, file := range d.dir.Children() {
+			file.NotifyContent(0, 0)
+		}
+		return resp
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.Reset != "" {
 		ctx := context.Background()
 		dir := root.NewPersistentInode(ctx, &dirNode{disk: d}, fs.StableAttr{Mode: syscall.S_IFDIR, Ino: d.nextIno()})
 		root.AddChild(r.Reset, dir, true)
+		d.dir = dir
 		for name, content := range r.Files {
 			file := &fileNode{disk: d, ino: d.nextIno(), mode: 0o600, links: 1}
 			file.write(content, 0)

@@ -3,14 +3,21 @@
 package torture
 
 import (
+	"fmt"
 	"os"
 	"testing"
 )
 
 func TestMain(m *testing.M) {
 	Serve()
-	os.Exit(m.Run())
+	code := m.Run()
+	if skipped != nil { // testing says that with -v only
+		fmt.Fprintln(os.Stderr, "SKIPPED, nothing was tested: no FUSE file system can be mounted:", skipped)
+	}
+	os.Exit(code)
 }
+
+var skipped error
 
 // start mounts a file system, or skips the test where there are none.
 func start(t *testing.T) *FS {
@@ -21,7 +28,8 @@ func start(t *testing.T) *FS {
 		if os.Getenv("CI") == "true" && noDevice == nil {
 			t.Fatalf("there is /dev/fuse, and yet: %v", err)
 		}
-		t.Skipf("SKIPPED, nothing is tested here: no FUSE file system can be mounted: %v", err)
+		skipped = err
+		t.Skip(err)
 	}
 	t.Cleanup(func() {
 		if err := fs.Close(); err != nil {

@@ -81,6 +81,9 @@ var mutants = []mutant{
 	{name: "a file that could not be read stays locked", killer: "TestDiskErrors", edits: []edit{{
 		"boltstore.go", "errors.Join(unlock(s.file), s.file.Close())", "s.file.Close()",
 	}}},
+	{name: "a page that cannot be read is the end of the process", killer: "TestReadErrors", edits: []edit{{
+		"boltcommit.go", "\tdefer debug.SetPanicOnFault(debug.SetPanicOnFault(true))\n", "\t_ = debug.SetPanicOnFault\n",
+	}}},
 	{name: "no headroom", killer: "TestFullDisk", edits: []edit{{
 		"boltroom.go", "need := tx.Size() + headroom", "need := tx.Size()",
 	}}},
@@ -112,14 +115,14 @@ func TestMutantsAreNoticed(t *testing.T) {
 			}
 		}
 	}
-	all := append([]mutant{{name: "none", killer: "TestPowerFailure|TestKilledAndThenWithoutPower|TestSyncFailsAndThenThePower|TestDiskErrors|TestFullDisk"}}, mutants...)
+	all := append([]mutant{{name: "none", killer: "TestPowerFailure|TestKilledAndThenWithoutPower|TestSyncFailsAndThenThePower|TestDiskErrors|TestReadErrors|TestFullDisk"}}, mutants...)
 	for _, m := range all {
 		t.Run(m.name, func(t *testing.T) {
 			out, err := m.run(t, dir)
 			if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			noticed := err != nil && strings.Contains(out, "--- FAIL: "+m.killer+" ")
+			noticed := err != nil && (strings.Contains(out, "--- FAIL: "+m.killer+" ") || strings.Contains(out, "unexpected fault address"))
 			if m.name == "none" && err != nil {
 				t.Fatalf("the tests fail without any mutation:\n%s", out)
 			} else if m.name != "none" && !noticed {
