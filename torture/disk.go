@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // A Disk knows, operation after operation, what is on the disk for certain, and
@@ -300,9 +301,9 @@ func (f *file) writeTo(path string) (err error) {
 var zeros page
 
 func (i Image) String() string {
-	s := ""
+	var list []string
 	for _, name := range slices.Sorted(maps.Keys(i)) {
-		s += fmt.Sprintf("%s: %d bytes; ", name, i[name].size)
+		list = append(list, fmt.Sprintf("%s: %d bytes", name, i[name].size))
 	}
-	return s
+	return strings.Join(list, ", ")
 }

@@ -175,17 +175,17 @@ func try(t *testing.T, fs *FS, v *verdict, name string, free int64, faults ...Fa
 
 func TestDiskErrors(t *testing.T) {
 	fs := start(t)
-	images := 2500
-	if *long {
-		images = 60_000
-	}
+	images := amount(2500, 60_000)
 	v := &verdict{Result: reliability.Result{Class: "errors of the disk", How: "EIO, ENOSPC, EDQUOT, EFBIG, EROFS and short writes at every operation on the file"}}
 	counts := dryRun(t, fs)
 	t.Logf("without faults: %v", counts)
 	var lines []*line
 	add := func(every int, f Fault) {
+		if testing.Short() {
+			every *= 5
+		}
 		for k := 1; k <= counts[f.Kind]; k++ {
-			if f.Nth = k; *long || every == 1 || (k+int(*seed))%every == 0 {
+			if f.Nth = k; *long || (k+int(*seed))%every == 0 {
 				lines = append(lines, try(t, fs, v, f.String(), -1, f))
 			}
 		}
@@ -218,10 +218,7 @@ func TestDiskErrors(t *testing.T) {
 // again; the next opening finds in memory what may never reach the disk.
 func TestSyncFailsAndThenThePower(t *testing.T) {
 	fs := start(t)
-	images := 3000
-	if *long {
-		images = 50_000
-	}
+	images := amount(3000, 50_000)
 	v := &verdict{Result: reliability.Result{Class: "a sync fails, then power failure", How: "the program is restarted after the error, and goes on with what the system has in memory"}}
 	var lines []*line
 	for k, more := 1, true; more; k++ {
@@ -231,7 +228,11 @@ func TestSyncFailsAndThenThePower(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range 2 {
-				if s.open() != nil && s.open() != nil {
+				err := s.open()
+				if err != nil {
+					err = s.open()
+				}
+				if err != nil {
 					v.fail(t, &v.Unreadable, "sync %d: does not open again", k)
 					return
 				}

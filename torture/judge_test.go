@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -39,16 +40,16 @@ type fact struct {
 }
 
 func (k *fact) String() string {
-	s := fmt.Sprintf("%s: ", k.order.Name)
-	for what, is := range map[string]bool{"plain": k.plain, "wired": k.wired, "ran": k.ran, "asked": k.asked, "acking": k.acking, "acked": k.acked, "not recorded": k.lost} {
-		if is {
-			s += what + ", "
+	is := []string{k.order.Name}
+	for what, yes := range map[string]bool{"plain": k.plain, "wired": k.wired, "ran": k.ran, "asked": k.asked, "acking": k.acking, "acked": k.acked, "not recorded": k.lost} {
+		if yes {
+			is = append(is, what)
 		}
 	}
 	if k.told {
-		s += fmt.Sprintf("told %v %v", k.outcome, k.at)
+		is = append(is, fmt.Sprintf("told %v at %v", k.outcome, k.at))
 	}
-	return s
+	return strings.Join(is, ", ")
 }
 
 type facts map[string]*fact // by key

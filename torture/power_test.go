@@ -20,6 +20,18 @@ var (
 	seed = flag.Uint64("seed", 1, "of everything that is left to chance")
 )
 
+// amount returns how much there is of something in the quick and in the long set;
+// an eighth of the quick one with -short.
+func amount(quick, longer int) int {
+	switch {
+	case *long:
+		return longer
+	case testing.Short():
+		return (quick + 7) / 8
+	}
+	return quick
+}
+
 // base is where fake time begins, and a little later.
 var base = time.Date(2000, 1, 1, 0, 10, 0, 0, time.UTC)
 
@@ -224,10 +236,7 @@ func (l *line) join(files int) {
 
 func TestPowerFailure(t *testing.T) {
 	fs := start(t)
-	histories, children, images := 4, 16, 6000
-	if *long {
-		histories, children, images = 20, 400, 200_000
-	}
+	histories, children, images := amount(4, 20), amount(16, 400), amount(6000, 200_000)
 	rnd := rand.New(rand.NewPCG(*seed, 0))
 	v := &verdict{Result: reliability.Result{Class: "power failure", How: "images of the disk: what was not synced is there or not, in any order, by sectors"}}
 	begin := time.Now()
@@ -259,10 +268,7 @@ func TestPowerFailure(t *testing.T) {
 // system's memory is not on the disk, and the next one builds on it.
 func TestKilledAndThenWithoutPower(t *testing.T) {
 	fs := start(t)
-	charges, images := 3, 3000
-	if *long {
-		charges, images = 12, 50_000
-	}
+	charges, images := amount(3, 12), amount(3000, 50_000)
 	rnd := rand.New(rand.NewPCG(*seed, 1))
 	v := &verdict{Result: reliability.Result{Class: "killed in a commit, then power failure", How: "as above, with the memory of the system at the kill"}}
 	charge := func(name string, n int) func(*shop) {

@@ -19,10 +19,7 @@ import (
 // error, and nothing is lost.
 func TestReadErrors(t *testing.T) {
 	fs := start(t)
-	images := 400
-	if *long {
-		images = 10_000
-	}
+	images := amount(400, 10_000)
 	v := &verdict{Result: reliability.Result{Class: "pages that cannot be read", How: "EIO in page faults of a running process"}}
 	var lines []*line
 	uses := map[string]func(*trial, string) error{

@@ -143,8 +143,7 @@ type shop struct {
 	mu     sync.Mutex // guards the following
 	events []Event
 	plans  map[string]plan
-	tries  map[string]int    // attempts by order
-	keys   map[string]string // order by key, as far as it is known
+	tries  map[string]int // attempts by order
 }
 
 func newShop(t *testing.T, stamps *Stamps, dir string) *shop {
