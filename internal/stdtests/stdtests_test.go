@@ -267,8 +267,8 @@ func (r *results) add(other results) {
 	r.failure = cmp.Or(r.failure, other.failure)
 }
 
-// test runs tests of the package through a client; nil names mean all. If a test
-// ends the process, those after it are run by another.
+// test runs tests of the package through a client; nil names mean all. A test may
+// end the process: as long as there are failures, those not yet begun are run.
 func (s *suite) test(t *testing.T, overlay, through string, names, skipped []string) results {
 	t.Helper()
 	r := newResults()
@@ -286,26 +286,22 @@ func (s *suite) test(t *testing.T, overlay, through string, names, skipped []str
 		out, err := cmd.Output()
 		begun := len(r.result)
 		library, _ := strings.CutSuffix(through, swap.Once)
-		died := r.read(t, out, library)
+		r.read(t, out, library)
 		switch {
-		case err == nil:
-			return r
-		case len(r.result) == begun:
+		case len(r.result) == 0:
 			t.Fatalf("%s: %v\n%s", s.path, err, out)
-		case !died:
-			if !slices.Contains(slices.Collect(maps.Values(r.result)), "fail") {
-				r.failure = r.output[""]
-			}
+		case err == nil, len(r.result) == begun:
+			return r
+		case !slices.ContainsFunc(slices.Collect(maps.Values(r.result)), func(r string) bool { return r == "fail" || r == "died" }):
+			r.failure = r.output[""] // such as a goroutine that is left at the end
 			return r
 		}
 	}
 }
 
-// read adds the events of a run on a library's client, and reports whether a test
-// ended the process.
-func (r *results) read(t *testing.T, events []byte, library string) (died bool) {
+// read adds the events of a run on a library's client.
+func (r *results) read(t *testing.T, events []byte, library string) {
 	t.Helper()
-	running := make(map[string]bool)
 	lines := bufio.NewScanner(bytes.NewReader(events))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -315,9 +311,8 @@ func (r *results) read(t *testing.T, events []byte, library string) (died bool) 
 		}
 		switch e.Action {
 		case "run":
-			running[e.Test] = true
+			r.result[e.Test] = "died"
 		case "pass", "fail", "skip":
-			delete(running, e.Test)
 			if e.Test != "" {
 				r.result[e.Test] = e.Action
 			}
@@ -329,10 +324,9 @@ func (r *results) read(t *testing.T, events []byte, library string) (died bool) 
 			}
 		}
 	}
-	for test := range running {
-		r.result[test] = "died"
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
 	}
-	return len(running) > 0
 }
 
 // tops returns the names of the top-level tests among or above the tests.
