@@ -114,7 +114,7 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 		return f.deliver(req, key)
 	case <-req.Context().Done():
 		cause = context.Cause(req.Context())
-	case <-req.Cancel:
+	case <-canceled(req):
 		cause = cmp.Or(context.Cause(req.Context()), context.Canceled)
 	}
 	if last := c.leave(f, cause); !last {

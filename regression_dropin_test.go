@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 Request.Cancel is deprecated, and in use.
+
 package oncehttp_test
 
 import (

@@ -307,30 +307,29 @@ func (s *plainSender) attempt(n int) (x exchange) {
 	if x.resp != nil && x.resp.Request == req {
 		x.resp.Request = s.req // the caller's, not a copy
 	}
-	x.left = x.err != nil && canceled(s.req)
+	select {
+	case <-canceled(s.req):
+		x.left = x.err != nil
+	default:
+	}
 	x.final = !s.replayable(x)
 	return x
 }
 
-// canceled reports whether the caller has closed Request.Cancel, which old
-// programs use instead of a context.
-func canceled(req *http.Request) bool {
-	select {
-	case <-req.Cancel:
-		return true
-	default:
-		return false
-	}
+// canceled returns the channel that the caller closes who has no context: old
+// programs do.
+func canceled(req *http.Request) <-chan struct{} {
+	return req.Cancel //lint:ignore SA1019 whoever replaces http.DefaultClient has such programs
 }
 
-// untilCanceled returns a context that also ends when the caller closes
-// Request.Cancel.
+// untilCanceled returns a context that also ends when the caller closes that
+// channel.
 func untilCanceled(ctx context.Context, req *http.Request) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	if req.Cancel != nil {
+	if c := canceled(req); c != nil {
 		go func() {
 			select {
-			case <-req.Cancel:
+			case <-c:
 				cancel()
 			case <-ctx.Done():
 			}
