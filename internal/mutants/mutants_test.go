@@ -69,7 +69,7 @@ var mutants = []mutant{
 		{"req.Body = f.newBody()\n\tif authorize", "req.Body = f.newBody()\n\treq.GetBody = func() (io.ReadCloser, error) { return f.newBody(), nil }\n\tif authorize"},
 		{"req.ContentLength != t.ContentLength || req.GetBody != nil:", "req.ContentLength != t.ContentLength:"},
 	}, []string{"TestEveryAttemptIsOurs"}},
-	{"fingerprint ignores the body", []edit{{"writeField(h, body)\n", ""}}, []string{"TestKeyIsBoundToItsRequest"}},
+	{"fingerprint ignores the body", []edit{{"h.last(body)\n", ""}}, []string{"TestKeyIsBoundToItsRequest"}},
 	{"fingerprint is not compared", []edit{{"case old.Fingerprint != asked.Fingerprint:", "case false:"}}, []string{"TestKeyIsBoundToItsRequest"}},
 	{"scope ignores the credentials", []edit{{"if len(names) == 0 && req.URL.User == nil {", "if true {"}}, []string{"TestTenantsNeverShareAnAnswer"}},
 	{"a redirect to another origin is followed", []edit{{" || originOf(to) != f.rec.Origin", ""}}, []string{"TestKeyStaysWithItsOrigin"}},
@@ -134,8 +134,8 @@ var mutants = []mutant{
 
 	// The truth about the outcome.
 	{"unknown is stored lazily", []edit{{
-		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", f.meta.encode())\n\terr := f.c.store.Save(f.writes(), rec)\n\tf.rec = rec\n\tres := f.res\n",
-		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", f.meta.encode())\n\tvar err error\n\tf.c.saveSoon(rec, func(error) {})\n\tf.rec = rec\n\tres := f.res\n",
+		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", &f.meta)\n\terr := f.c.store.Save(f.writes(), rec)\n\tf.rec = rec\n\tres := f.res\n",
+		"rec.Meta = f.c.seal.seal(rec.ID, \"meta\", &f.meta)\n\tvar err error\n\tf.c.saveSoon(rec, func(error) {})\n\tf.rec = rec\n\tres := f.res\n",
 	}}, []string{"TestUnknownIsDurableWhenTold"}},
 	{"rejected is stored lazily", []edit{{"if lazy := rec.Outcome == Succeeded && !rec.AckDue; lazy {", "if !rec.AckDue {"}}, []string{"TestRejectionIsDurableWhenTold"}},
 	{"a rejection is told although it was not recorded", []edit{{"if res.info.Outcome == Rejected {", "if false {"}}, []string{"TestRejectionThatIsNotRecordedIsNotTold"}},
@@ -155,7 +155,7 @@ var mutants = []mutant{
 	{"a cut answer is an answer", []edit{{"if err != nil {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)", "if err != nil && false {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)"}}, []string{"TestCutOffAnswerIsNoAnswer"}},
 
 	// Secrets.
-	{"credentials are stored", []edit{{"if f.c.withheld(f.p, name) {\n\t\t\twithheld = append(withheld, name)\n\t\t\tcontinue\n\t\t}\n", ""}, {"var withheld []string\n", "var withheld []string\n\t_ = withheld\n"}}, []string{"TestCredentialsAreNotStored"}},
+	{"credentials are stored", []edit{{"withheld = append(withheld, name)\n", "_ = name\n"}}, []string{"TestCredentialsAreNotStored"}},
 	{"a resumed operation goes without its credentials", []edit{{"if len(f.withheld) > 0 && !f.authorized(req) {", "if false {"}}, []string{"TestNothingIsResumedWithoutCredentials"}},
 }
 
