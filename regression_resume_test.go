@@ -369,6 +369,35 @@ func TestAnUnknownHandlerIsCalledUntilItSucceeds(t *testing.T) {
 	})
 }
 
+// A program that makes passes until there is nothing to do never came to an end
+// while one operation was unknown.
+func TestPassesAreDoneWhenOnlyAPersonCanGoOn(t *testing.T) {
+	inBubble(t, oncehttp.Options{MaxAttempts: 1}, func(t *testing.T, b *bench) {
+		b.leaveUnknown("k", "1")
+		for _, tt := range []struct {
+			handler func(context.Context, oncehttp.Info) error
+			done    bool
+		}{
+			{nil, true},
+			{func(context.Context, oncehttp.Info) error { return errors.New("pager is down") }, false},
+			{func(context.Context, oncehttp.Info) error { return errors.New("not called: it rests") }, false},
+			{nil, true},
+		} {
+			sum := b.pass(oncehttp.Handler{Unknown: tt.handler})
+			if sum.Done() != tt.done || sum.NextDue.IsZero() != tt.done {
+				t.Errorf("%+v, want done %v", sum, tt.done)
+			}
+		}
+		time.Sleep(time.Minute)
+		for i := range 3 { // told once
+			sum := b.pass(oncehttp.Handler{Unknown: func(context.Context, oncehttp.Info) error { return nil }})
+			if !sum.Done() || sum.Unknown != 1 {
+				t.Errorf("pass %d: %+v", i, sum)
+			}
+		}
+	})
+}
+
 // Each handler that ended its goroutine took a worker with it, and the ninth was
 // waited for in vain.
 func TestAHandlerThatEndsItsGoroutineConcernsItsOperationAlone(t *testing.T) {

@@ -197,7 +197,14 @@ func (p *pass) due(rec *Record) bool {
 		p.count(func(s *Summary) { s.Held++ })
 		return false
 	case p.h.Before == nil && (rec.Outcome == Unknown || rec.Outcome.answered() && rec.Claims >= poisonLimit) && !p.tells(rec):
-		p.count(func(s *Summary) { s.Held++ })
+		p.count(func(s *Summary) {
+			if p.resting(rec) && p.h.Unknown != nil && !rec.Told { // its handler has failed, and is called again
+				s.Held++
+				s.NextDue = earliest(s.NextDue, rec.RestUntil)
+			} else {
+				s.Unknown++
+			}
+		})
 		return false
 	case rec.Outcome != Unknown && c.dueAt(rec).After(c.clock.now()):
 		p.postponed(c.dueAt(rec))
@@ -227,8 +234,13 @@ func (o Outcome) answered() bool { return o == Succeeded || o == Rejected }
 // again, and not if a caller in this process was.
 func (p *pass) tells(rec *Record) bool {
 	toldHere := rec.Owner == p.c.session.Owner && rec.Reason == ReasonGaveUp
-	resting := rec.Era == p.c.session.Era && rec.RestUntil.After(p.c.clock.now())
-	return p.h.Unknown != nil && !rec.Told && !toldHere && !resting
+	return p.h.Unknown != nil && !rec.Told && !toldHere && !p.resting(rec)
+}
+
+// resting reports whether a record rests after a handler's failure. Times of
+// another era say nothing.
+func (p *pass) resting(rec *Record) bool {
+	return rec.Era == p.c.session.Era && rec.RestUntil.After(p.c.clock.now())
 }
 
 func (p *pass) count(f func(*Summary)) {

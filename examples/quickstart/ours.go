@@ -116,7 +116,7 @@ func (o *ours) resume(ctx context.Context) error {
 			return err
 		}
 		o.job.logger().Info("resumed", "summary", fmt.Sprintf("%+v", sum))
-		if sum.Pending+sum.Failed+sum.Held == 0 {
+		if sum.Done() {
 			return nil
 		}
 		if !sleep(ctx, max(10*time.Millisecond, time.Until(sum.NextDue))) {
