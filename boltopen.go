@@ -44,8 +44,8 @@ const (
 // open; [ErrStoreVersion] if the file belongs to another program or to a later
 // version; [ErrDamaged] if it is no key store or not a whole one, which includes
 // an empty file: it would be taken for a store that has forgotten everything.
-// Else it matches [ErrStoreFailed], also where others than the file's owner may
-// read or write it. A file that cannot be opened is left as it is.
+// Else it matches [ErrStoreFailed]. A file that cannot be opened is left as it is;
+// from one that is opened, what others than its owner may do with it is taken away.
 func OpenBolt(path string) (*BoltStore, error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	s := &BoltStore{owner: newOwner(), commitTx: (*bbolt.Tx).Commit}
@@ -71,6 +71,9 @@ func OpenBolt(path string) (*BoltStore, error) {
 		return nil, err
 	}
 	err = s.load()
+	if err == nil {
+		err = s.keepPrivate()
+	}
 	if err == nil {
 		err = s.harden()
 	}
@@ -123,6 +126,19 @@ func (s *BoltStore) create() error {
 		}
 	}
 	return syncDir(dir)
+}
+
+// keepPrivate takes away what others may do with the file. Kubernetes lets a
+// volume's group have every file of it, at each mount.
+func (s *BoltStore) keepPrivate() error {
+	info, err := s.file.Stat()
+	if err == nil && info.Mode().Perm()&0o077 != 0 && runtime.GOOS != "windows" {
+		err = s.file.Chmod(0o600)
+	}
+	if err != nil {
+		return s.failure(err, "others can use what it holds; chmod 600 it", ErrStoreFailed)
+	}
+	return nil
 }
 
 // harden makes durable what was found, before anything is built on it. A process
@@ -184,8 +200,6 @@ func (s *BoltStore) checkFile() error {
 		return s.failure(nil, "is a directory; name a file in it", ErrStoreFailed)
 	case !info.Mode().IsRegular():
 		return s.failure(nil, "is not a regular file", ErrStoreFailed)
-	case info.Mode().Perm()&0o077 != 0 && runtime.GOOS != "windows":
-		return s.failure(nil, fmt.Sprintf("has mode %#o, so others can use what it holds; chmod 600 it", info.Mode().Perm()), ErrStoreFailed)
 	case info.Size() == 0:
 		return s.failure(nil, "is empty; remove it if it never held anything, else restore it from a backup", ErrDamaged)
 	case info.Size() < 2*minPageSize:

@@ -197,10 +197,6 @@ func bboltFile(t *testing.T, path string, fill func(*bbolt.Tx) error) []byte {
 
 func TestPathThatIsNoFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	shared := filepath.Join(dir, "shared.db")
-	if err := os.WriteFile(shared, filled(t, false), 0o640); err != nil {
-		t.Fatal(err)
-	}
 	dangling := filepath.Join(dir, "dangling.db")
 	if err := os.Symlink(filepath.Join(dir, "nowhere"), dangling); err != nil {
 		t.Skip(err)
@@ -211,7 +207,6 @@ func TestPathThatIsNoFileIsRefused(t *testing.T) {
 		filepath.Join(dir, "missing", "once.db"): "no such file",
 		dangling:                                 "no such file",
 		os.DevNull:                               "not a regular file",
-		shared:                                   "chmod 600",
 	} {
 		s, err := OpenBolt(path)
 		if err == nil {
@@ -220,6 +215,23 @@ func TestPathThatIsNoFileIsRefused(t *testing.T) {
 		if runtime.GOOS != "windows" && (!errors.Is(err, ErrStoreFailed) || !strings.Contains(err.Error(), hint)) {
 			t.Errorf("OpenBolt(%q): %v, want ErrStoreFailed and %q", path, err, hint)
 		}
+	}
+}
+
+// Kubernetes gives files to a volume's group, at each mount.
+func TestSharedFileBecomesPrivate(t *testing.T) {
+	s := newBolt(t)
+	mustBegin(t, s, boltRec("a"))
+	s.Close()
+	if err := os.Chmod(s.path, 0o664); err != nil {
+		t.Fatal(err)
+	}
+	s = openBolt(t, s.path)
+	if info, err := os.Stat(s.path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if _, err := s.Get(t.Context(), boltRec("a").ID); err != nil {
+		t.Error(err)
 	}
 }
 
