@@ -146,7 +146,8 @@ func retryable(err error) bool {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
 		return false
 	}
-	return !isCertificateError(err) && !errors.Is(err, http.ErrSchemeMismatch)
+	_, broken := errors.AsType[contractError](err)
+	return !broken && !isCertificateError(err) && !errors.Is(err, http.ErrSchemeMismatch)
 }
 
 func isCertificateError(err error) bool {

@@ -2,6 +2,7 @@ package oncehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -402,7 +403,7 @@ func checkRequest(req *http.Request) error {
 	case strings.ContainsFunc(req.Method, notToken):
 		return fmt.Errorf("oncehttp: invalid method %q", req.Method)
 	}
-	return checkHeader(req.Header)
+	return cmp.Or(checkHeader(req.Header), checkHeader(req.Trailer))
 }
 
 // notToken reports whether a character cannot be part of a method or of a

@@ -30,6 +30,7 @@ type call struct {
 	drained   bool      // last's body is no longer readable
 	verdict   judgement // on last
 	wait      time.Duration
+	waiting   bool      // for the next attempt
 	rested    bool      // the wait is over, and the next attempt is due
 	notBefore time.Time // what the server asked for
 	why       error     // what ended the loop, if not the verdict
@@ -86,6 +87,7 @@ func (a *call) retry(ctx context.Context) {
 // attempt makes the next attempt, returns its permit, and judges it.
 func (a *call) attempt(ctx context.Context) {
 	a.attempts++
+	a.waiting = false
 	info := a.info
 	info.Attempt = a.attempts
 	a.trace.attemptStart(info)
@@ -121,6 +123,7 @@ func (a *call) again(ctx context.Context) bool {
 	if a.why = a.plan(ctx); a.why != nil {
 		return false
 	}
+	a.waiting = true
 	a.drain()
 	if a.flight != nil {
 		a.flight.note(a)

@@ -162,12 +162,11 @@ func withoutHandle(ctx context.Context) context.Context {
 // idempotent or if nothing of it was sent, and if its body can be had again.
 func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" {
-		return c.base.RoundTrip(req) // as net/http: perhaps a registered protocol, else its error
+		return roundTrip(c.base, req) // as net/http: perhaps a registered protocol, else its error
 	}
-	if operationFrom(req.Context()) != nil { // passed by; it must not reach a request made below
-		req = req.WithContext(withoutHandle(req.Context()))
-	}
-	ctx, now := req.Context(), time.Now()
+	now := time.Now()
+	ctx, stop := waitContext(req)
+	defer stop()
 	limits := c.limitsFor(req.URL)
 	defer limits.release(now)
 	first := call{
@@ -186,13 +185,36 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	}
 	a := first
 	defer a.permit.done(ignored)
-	ctx, stop := untilCanceled(ctx, req)
-	defer stop()
 	a.retry(ctx)
-	if a.verdict.next == settle || a.last.resp != nil && !a.drained {
-		return a.last.resp, a.last.err
+	if a.waiting {
+		return nil, a.why
 	}
-	return nil, a.err()
+	return a.last.resp, a.last.err
+}
+
+// waitContext returns the context of the waits for a request. It ends also when the
+// caller closes Request.Cancel, which attempts need no help with.
+func waitContext(req *http.Request) (ctx context.Context, stop func()) {
+	ctx = req.Context()
+	c := canceled(req)
+	if c == nil {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-c:
+			cancel(errCanceled)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// canceled returns the channel that the caller closes who has no context: old
+// programs do.
+func canceled(req *http.Request) <-chan struct{} {
+	return req.Cancel //lint:ignore SA1019 whoever replaces http.DefaultClient has such programs
 }
 
 // withTimeout sends a request within http.Client.Timeout, which covers
@@ -200,32 +222,50 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 // http.Client, whose error would not tell what became of the operation.
 func (c *Client) withTimeout(req *http.Request) (*http.Response, error) {
 	deadline := time.Now().Add(c.inner.Timeout)
-	if req.Response != nil && req.Response.Request != nil {
-		if d, ok := req.Response.Request.Context().Deadline(); ok && d.Before(deadline) {
+	if r := req.Response; r != nil && r.Request != nil { // the redirect that led here
+		if d, ok := r.Request.Context().Value(deadlineKey{c}).(time.Time); ok {
 			deadline = d
 		}
 	}
-	ctx, cancel := context.WithDeadlineCause(req.Context(), deadline, errClientTimeout)
-	resp, err := c.send(req.WithContext(ctx))
+	ctx, cancel := context.WithDeadlineCause(context.WithValue(req.Context(), deadlineKey{c}, deadline), deadline, errClientTimeout)
+	req = req.WithContext(ctx)
+	resp, err := c.send(req)
 	if err != nil {
+		err = timedOut(ctx, err, "Client.Timeout exceeded while awaiting headers")
 		cancel()
 		return nil, err
+	}
+	if resp.Request == nil { // where a redirect finds its deadline
+		resp.Request = req
 	}
 	resp.Body = &timedBody{connBody{resp.Body}, ctx, cancel}
 	return resp, nil
 }
 
+// deadlineKey is the context key of the time.Time when a client's Timeout ends a
+// request and those that its redirects lead to.
+type deadlineKey struct{ c *Client }
+
+// timedOut returns an error as net/http's client does, which says so when its
+// Timeout was the reason.
+func timedOut(ctx context.Context, err error, when string) error {
+	if context.Cause(ctx) != errClientTimeout {
+		return err
+	}
+	return &timeoutError{fmt.Errorf("%w (%s)", err, when)}
+}
+
 // A timedBody ends its request's timeout when it is closed.
 type timedBody struct {
 	connBody
-	ctx    context.Context
+	ctx    context.Context // of the request
 	cancel context.CancelFunc
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.connBody.Read(p)
-	if err != nil && err != io.EOF && context.Cause(b.ctx) == errClientTimeout {
-		err = errClientTimeout // HTTP/2 does not tell the cause
+	if err != nil && err != io.EOF {
+		err = timedOut(b.ctx, err, "Client.Timeout or context cancellation while reading body")
 	}
 	return n, err
 }
@@ -279,85 +319,69 @@ func (s *plainSender) hasBody() bool { return s.req.Body != nil && s.req.Body !=
 // repeatable reports whether the request's body can be had again.
 func (s *plainSender) repeatable() bool { return !s.hasBody() || s.req.GetBody != nil }
 
-// replayable reports whether the request may be sent again after x, and
-// whether that makes sense: net/http refuses a bad request every time.
+// replayable reports whether the request may be sent again after x.
 func (s *plainSender) replayable(x exchange) bool {
-	return (s.idempotent || x.notSent) && s.repeatable() && !x.left && (x.err == nil || checkRequest(s.req) == nil)
+	return (s.idempotent || x.notSent) && s.repeatable() && !x.refused && !x.left
 }
 
 func (s *plainSender) attempt(n int) (x exchange) {
-	req := s.req
+	req, ctx := s.req, withoutHandle(s.req.Context()) // passed by; it must not reach a request made below
+	var conn *connTrace
+	if !s.idempotent && s.repeatable() { // it is only sent again if it was not sent
+		conn = new(connTrace)
+		ctx = conn.watch(ctx, nil)
+	}
+	if ctx != req.Context() || n > 1 && s.hasBody() {
+		req = req.WithContext(ctx)
+	}
 	if n > 1 && s.hasBody() {
 		body, err := s.req.GetBody()
 		if err != nil {
-			return exchange{err: err, refused: true}
+			return exchange{err: err, refused: true, final: true}
 		}
-		req = new(http.Request)
-		*req = *s.req
 		req.Body = body
 	}
-	if s.idempotent || !s.repeatable() {
-		x.resp, x.err = roundTrip(s.c.base, req)
-	} else { // only sent again if it was not sent
-		var conn connTrace
-		req = req.WithContext(conn.watch(req.Context(), nil))
-		x.resp, x.err = roundTrip(s.c.base, req)
-		x.notSent = x.err != nil && conn.notSent(x.err)
-	}
-	if x.resp != nil && x.resp.Request == req {
-		x.resp.Request = s.req // the caller's, not a copy
-	}
-	select {
-	case <-canceled(s.req):
-		x.left = x.err != nil
-	default:
+	x.resp, x.err = roundTrip(s.c.base, req)
+	if x.err == nil {
+		if x.resp.Request == req {
+			x.resp.Request = s.req // the copy was ours alone
+		}
+	} else {
+		x.notSent = conn != nil && conn.notSent(x.err)
+		x.refused = checkRequest(s.req) != nil // by net/http, every time
+		select {
+		case <-canceled(s.req):
+			x.left = true
+		default:
+		}
 	}
 	x.final = !s.replayable(x)
 	return x
 }
 
-// canceled returns the channel that the caller closes who has no context: old
-// programs do.
-func canceled(req *http.Request) <-chan struct{} {
-	return req.Cancel //lint:ignore SA1019 whoever replaces http.DefaultClient has such programs
-}
-
-// untilCanceled returns a context that also ends when the caller closes that
-// channel.
-func untilCanceled(ctx context.Context, req *http.Request) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	if c := canceled(req); c != nil {
-		go func() {
-			select {
-			case <-c:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-	}
-	return ctx, cancel
-}
-
-// roundTrip is rt.RoundTrip, with its contract enforced.
+// roundTrip is rt.RoundTrip, with its contract enforced as by http.Client.
 func roundTrip(rt http.RoundTripper, req *http.Request) (*http.Response, error) {
 	resp, err := rt.RoundTrip(req)
-	if err == nil && resp == nil {
-		err = fmt.Errorf("oncehttp: RoundTripper %T returned neither response nor error", rt)
-	}
 	if record, ok := err.(tls.RecordHeaderError); ok && string(record.RecordHeader[:]) == "HTTP/" {
 		err = http.ErrSchemeMismatch // as http.Client tells it; the one above does not see into our errors
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if resp.Body == nil {
+	case resp == nil:
+		return nil, contractError(fmt.Sprintf("http: RoundTripper implementation (%T) returned a nil *Response with a nil error", rt))
+	case resp.Body == nil && resp.ContentLength > 0 && req.Method != http.MethodHead:
+		return nil, contractError(fmt.Sprintf("http: RoundTripper implementation (%T) returned a *Response with content length %d but a nil Body", rt, resp.ContentLength))
+	case resp.Body == nil:
 		resp.Body = http.NoBody
-	}
-	if resp.Request == nil { // the next hop of a redirect finds its deadline and its operation there
-		resp.Request = req
 	}
 	return resp, nil
 }
+
+// A contractError is the error of a RoundTripper that is none.
+type contractError string
+
+func (e contractError) Error() string { return string(e) }
 
 // connTrace watches whether a transport got a connection for a request.
 type connTrace struct {
@@ -412,12 +436,14 @@ func (k chosenKey) check(p *Provider, req *http.Request) error {
 
 var (
 	errAttemptTimeout = &timeoutError{errors.New("oncehttp: attempt timed out; see Options.AttemptTimeout")}
-	errClientTimeout  = &timeoutError{errors.New("oncehttp: request timed out (Client.Timeout exceeded; see Options.HTTPClient)")}
+	errClientTimeout  = &timeoutError{context.DeadlineExceeded} // the cause of a context; see timedOut
+	errCanceled       = errors.New("net/http: request canceled")
 )
 
 // A timeoutError is a timeout as net/http has it, a net.Error.
 type timeoutError struct{ error }
 
+func (e *timeoutError) Unwrap() error      { return e.error }
 func (*timeoutError) Timeout() bool        { return true }
 func (*timeoutError) Temporary() bool      { return true }
 func (*timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }

@@ -417,7 +417,7 @@ func TestAFaultOfTheConnectionIsNetHTTPs(t *testing.T) {
 			w.transport.MaxResponseHeaderBytes = 256 << 10
 			url, l := w.accept(huge)
 			_, err := w.do(w.request("GET", url, nil))
-			w.saw("%s after %d", errorText(err), l.accepted.Load())
+			w.saw("%s after %d", errText(err), l.accepted.Load())
 		}, better: []string{hugeError + " after 4"}},
 		{name: "POST closed without answer", play: func(w *wire) { w.eachMethod(faulty(w, closes), "POST") }},
 		{name: "POST, no HTTP", play: func(w *wire) { w.eachMethod(faulty(w, garbage), "POST") }},
@@ -437,7 +437,7 @@ func TestAFaultOfTheConnectionIsNetHTTPs(t *testing.T) {
 			w.saw("%q %v", body, err)
 			close(read)
 			_, err = resp.Body.Read(body)
-			w.saw("reset %v", err != nil && strings.Contains(errorText(err), "ECONNRESET"))
+			w.saw("reset %v", err != nil && strings.Contains(errText(err), "ECONNRESET"))
 		}},
 		{name: "huge header", play: func(w *wire) {
 			w.transport.MaxResponseHeaderBytes = 256 << 10

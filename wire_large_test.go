@@ -157,7 +157,7 @@ func TestALongAnswerOfAKeyedRequestStreams(t *testing.T) {
 				}
 				body, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
-				w.saw("%d bytes, then %s", len(body), errorText(err))
+				w.saw("%d bytes, then %s", len(body), errText(err))
 			}, better: want})
 		}
 	}

@@ -224,7 +224,7 @@ func (w *wire) request(method, url string, body io.Reader, header ...string) *ht
 func (w *wire) try(req *http.Request) {
 	resp, err := w.do(req)
 	if err != nil {
-		w.saw("error %s", errorText(err))
+		w.saw("error %s", errText(err))
 		return
 	}
 	w.saw("announced trailer %v", resp.Trailer)
@@ -235,13 +235,13 @@ func (w *wire) try(req *http.Request) {
 func (w *wire) tryShort(req *http.Request) {
 	resp, err := w.do(req)
 	if err != nil {
-		w.saw("error %s", errorText(err))
+		w.saw("error %s", errText(err))
 		return
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		w.saw("%d %.20q, then %s", resp.StatusCode, body, errorText(err))
+		w.saw("%d %.20q, then %s", resp.StatusCode, body, errText(err))
 		return
 	}
 	w.saw("%d %.20q", resp.StatusCode, body)
@@ -254,18 +254,18 @@ func answerOf(resp *http.Response) string {
 	resp.Header.Del("Date")
 	return fmt.Sprintf("%s %s length %d %v uncompressed %v close %v tls %v header %v body %.60q of %d then %s trailer %v",
 		resp.Proto, resp.Status, resp.ContentLength, resp.TransferEncoding, resp.Uncompressed, resp.Close, resp.TLS != nil,
-		resp.Header, body, len(body), errorText(err), resp.Trailer)
+		resp.Header, body, len(body), errText(err), resp.Trailer)
 }
 
 // heard notes all of a request at the server.
 func (w *wire) heard(r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	w.saw("heard %s %s %s length %d %v close %v header %v body %.60q of %d then %s trailer %v",
-		r.Method, r.RequestURI, r.Proto, r.ContentLength, r.TransferEncoding, r.Close, r.Header, body, len(body), errorText(err), r.Trailer)
+		r.Method, r.RequestURI, r.Proto, r.ContentLength, r.TransferEncoding, r.Close, r.Header, body, len(body), errText(err), r.Trailer)
 }
 
 // errorText is what a program can tell of an error.
-func errorText(err error) string {
+func errText(err error) string {
 	if err == nil {
 		return "nil"
 	}
@@ -299,19 +299,19 @@ func (t *bodyWatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	if d, ok := resp.Body.(duplex); ok {
 		resp.Body = &watchedDuplex{d, closed}
 	} else {
-		resp.Body = &watchedBody{resp.Body, closed}
+		resp.Body = &wireWatchedBody{resp.Body, closed}
 	}
 	return resp, nil
 }
 
 func (t *bodyWatch) CloseIdleConnections() { t.w.transport.CloseIdleConnections() }
 
-type watchedBody struct {
+type wireWatchedBody struct {
 	io.ReadCloser
 	closed func()
 }
 
-func (b *watchedBody) Close() error { defer b.closed(); return b.ReadCloser.Close() }
+func (b *wireWatchedBody) Close() error { defer b.closed(); return b.ReadCloser.Close() }
 
 // duplex is what a body is after 101.
 type duplex interface {

@@ -78,7 +78,7 @@ func TestADistrustedServerIsNotAskedAgain(t *testing.T) {
 			return err
 		}
 		playAll(t, []scene{
-			{name: name + "/POST", play: func(w *wire) { w.saw("%s", errorText(play(w))) }},
+			{name: name + "/POST", play: func(w *wire) { w.saw("%s", errText(play(w))) }},
 			{name: name + "/GET", play: func(w *wire) {
 				u, l := start(w)
 				w.try(w.request("GET", u, nil))
