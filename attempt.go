@@ -65,11 +65,12 @@ func (f *flight) attempt(n int) (x exchange) {
 			return x
 		}
 		via = append(via, req)
-		x.url = target
-		if target = f.followed(x.resp, target, via); target == nil {
+		to := f.followed(x.resp, target, via)
+		if to == nil {
 			break
 		}
 		drain(x.resp.Body)
+		target, x.url = to, to
 	}
 	return f.read(x, cancel)
 }

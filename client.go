@@ -109,7 +109,9 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 }
 
 // StandardClient returns an [http.Client] that sends through c, for SDKs and
-// for replacing [http.DefaultClient].
+// for replacing [http.DefaultClient]. Its Timeout is zero, because c itself keeps
+// that of [Options.HTTPClient]; one that is set is kept as well, but its error
+// does not tell what became of an operation.
 func (c *Client) StandardClient() *http.Client {
 	std := *c.std
 	return &std
@@ -145,6 +147,7 @@ func (c *Client) CloseIdleConnections() { c.std.CloseIdleConnections() }
 // operation were followed by the operation, or must not be.
 func (c *Client) checkRedirect(req *http.Request, via []*http.Request) error {
 	if _, direct, _ := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {
+		closeBody(req) // of a request that nobody will send
 		return http.ErrUseLastResponse
 	}
 	return consult(c.inner, req, via)

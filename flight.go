@@ -115,7 +115,7 @@ func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Respo
 	case <-req.Context().Done():
 		cause = context.Cause(req.Context())
 	case <-canceled(req):
-		cause = cmp.Or(context.Cause(req.Context()), context.Canceled)
+		cause = cmp.Or(context.Cause(req.Context()), error(errCanceled))
 	}
 	if last := c.leave(f, cause); !last {
 		return nil, c.left(f, req, key, cause)
