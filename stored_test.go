@@ -52,6 +52,9 @@ func FuzzStoredParts(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{255}, 20))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if r, err := decodeRequest(b); err == nil {
+			for _, name := range r.Withheld { // never stored
+				delete(r.Header, name)
+			}
 			if again, err := decodeRequest(encoded(&r)); err != nil || !reflect.DeepEqual(again, r) {
 				t.Errorf("request %+v came back as %+v, %v", r, again, err)
 			}
