@@ -197,9 +197,12 @@ func (f *flight) notBegun(err error) result {
 		return f.asBefore(old, err)
 	}
 	res := f.refused(err)
-	if !errors.Is(getErr, ErrNotFound) {
+	switch {
+	case !errors.Is(getErr, ErrNotFound):
 		res.unsure()
 		res.err = fmt.Errorf("%w (nothing was sent now; whether the key was used before cannot be told: %w)", err, getErr)
+	case errors.Is(err, ErrDamaged): // what cannot be read may be its record
+		res.unsure()
 	}
 	return res
 }

@@ -99,27 +99,54 @@ func (c *pageCheck) freelist(id uint64) error {
 // read returns a page with those that belong to it, which must be the first use
 // of all of them.
 func (c *pageCheck) read(id uint64) ([]byte, error) {
-	damaged := fmt.Errorf("%w: %d", errPages, id)
-	if id < 2 || id >= c.pages {
-		return nil, damaged
-	}
-	var header [pageHeader]byte
-	if _, err := c.file.ReadAt(header[:], int64(id*c.pageSize)); err != nil {
+	_, more, err := c.header(id)
+	if err != nil {
 		return nil, err
-	}
-	more := uint64(binary.NativeEndian.Uint32(header[12:]))
-	if binary.NativeEndian.Uint64(header[:]) != id || more >= c.pages-id {
-		return nil, damaged
 	}
 	for i := range more + 1 {
 		if c.seen[id+i] {
-			return nil, damaged
+			return nil, fmt.Errorf("%w: %d", errPages, id)
 		}
 		c.seen[id+i] = true
 	}
 	page := make([]byte, (1+more)*c.pageSize)
-	_, err := c.file.ReadAt(page, int64(id*c.pageSize))
+	_, err = c.file.ReadAt(page, int64(id*c.pageSize))
 	return page, err
+}
+
+// header returns the header of a page, and how many pages belong to it besides.
+func (c *pageCheck) header(id uint64) (header [pageHeader]byte, more uint64, err error) {
+	damaged := fmt.Errorf("%w: %d", errPages, id)
+	if id < 2 || id >= c.pages {
+		return header, 0, damaged
+	}
+	if _, err := c.file.ReadAt(header[:], int64(id*c.pageSize)); err != nil {
+		return header, 0, err
+	}
+	more = uint64(binary.NativeEndian.Uint32(header[12:]))
+	if binary.NativeEndian.Uint64(header[:]) != id || more >= c.pages-id {
+		return header, 0, damaged
+	}
+	return header, more, nil
+}
+
+// freelistHeader checks how long the list of free pages says that it is. A commit
+// frees the pages of the list before, and believes that, be it 16 TiB.
+func (c *pageCheck) freelistHeader(id uint64) error {
+	header, more, err := c.header(id)
+	if err != nil {
+		return err
+	}
+	count := uint64(binary.NativeEndian.Uint16(header[10:]))
+	if count == 0xffff {
+		count = c.pages
+	}
+	// The pages it is on were still free when their number was chosen.
+	longest := (pageHeader + 8*(1+count+1+more)) / c.pageSize
+	if binary.NativeEndian.Uint16(header[8:]) != freelistPage || more > longest {
+		return fmt.Errorf("%w: %d", errPages, id)
+	}
+	return nil
 }
 
 func (c *pageCheck) page(page, from, to []byte, outer bool) error {
@@ -142,11 +169,16 @@ func (c *pageCheck) page(page, from, to []byte, outer bool) error {
 		return page[begin : begin+n], true
 	}
 	keys := make([][]byte, count)
+	next := uint64(count * pageElement) // where the data begin, without a gap: one less or more in count shows
 	for i := range keys {
-		position, size := number(i, 0), number(i, 4)
+		position, size, value := number(i, 0), number(i, 4), uint64(0)
 		if flags == leafPage {
-			position, size = number(i, 4), number(i, 8)
+			position, size, value = number(i, 4), number(i, 8), number(i, 12)
 		}
+		if uint64(i*pageElement)+position != next {
+			return errPages
+		}
+		next += size + value
 		key, ok := data(i, position, 0, size)
 		inOrder := i == 0 && bytes.Compare(from, key) <= 0 || i > 0 && bytes.Compare(keys[i-1], key) < 0
 		if !ok || !inOrder || to != nil && bytes.Compare(key, to) >= 0 {

@@ -240,7 +240,7 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	}
 	defer s.endTx(tx)
 	if tx.ID() != s.last+1 {
-		return -1, s.breakOff(s.failure(nil, "it is not as this process left it; restart, to open what is there now", ErrStoreReplaced, ErrStoreFailed))
+		return -1, s.breakOff(s.notAsLeft())
 	}
 	var t *boltTx
 	err = guard(func() (err error) {
@@ -274,14 +274,16 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 	if err != nil {
 		return -1, s.failure(err, "writing its state failed", ErrStoreFailed)
 	}
+	if err := s.checkFreelist(tx); err != nil {
+		return -1, s.breakOff(s.failure(err, "it was damaged while it was open; restore it from a backup", ErrDamaged, ErrStoreFailed))
+	}
 	s.setFreelistSync(tx)
 	id := tx.ID()
 	if err := guard(func() error { return s.commitTx(tx) }); err != nil {
 		return -1, s.commitFailed(tx, err)
 	}
-	s.last = id
 	s.mu.Lock()
-	s.state = t.state
+	s.last, s.state = id, t.state
 	s.mu.Unlock()
 	return -1, nil
 }
@@ -304,6 +306,16 @@ func (s *BoltStore) commitFailed(tx *bbolt.Tx, cause error) error {
 	return failed
 }
 
+// checkFreelist returns an error if the pages on which free pages are listed
+// cannot be told.
+func (s *BoltStore) checkFreelist(tx *bbolt.Tx) error {
+	_, freelist, err := s.metaPage(s.last)
+	if err != nil || freelist == noFreelist {
+		return err
+	}
+	return newPageCheck(s.file, s.pageSize, tx.Size()).freelistHeader(freelist)
+}
+
 // checkInPlace returns an error if the file that is written is no longer the
 // one that the next process would open.
 func (s *BoltStore) checkInPlace() error {
@@ -315,6 +327,12 @@ func (s *BoltStore) checkInPlace() error {
 		return s.breakOff(s.failure(nil, "what would be written now would be lost; put it back, or restart to begin anew", ErrStoreReplaced, ErrStoreFailed))
 	}
 	return nil
+}
+
+// notAsLeft is the error of a file in which the last transaction is another one
+// than the last of this process.
+func (s *BoltStore) notAsLeft() *boltError {
+	return s.failure(nil, "it is not as this process left it; restart, to open what is there now", ErrStoreReplaced, ErrStoreFailed)
 }
 
 // breakOff closes the store for writing, and returns err, the reason.

@@ -41,8 +41,7 @@ type BoltStore struct {
 	state   boltState    // as last committed
 	broken  error        // not nil: the store is closed for writing
 	closed  bool
-
-	last int // id of the last transaction; only for who leads
+	last    int // id of the last transaction; written by who leads, who may read it without mu
 
 	// commitTx commits a transaction: tests make it slow, and make it fail.
 	// Written once before the first write.
@@ -171,9 +170,9 @@ const listPage = 256
 // List implements [KeyStore]. A record that cannot be decoded is listed as
 // [Unknown] with [ReasonUnreadable], its ID and Seq, and nothing else.
 func (s *BoltStore) List(ctx context.Context, after uint64, n int) (list []Record, err error) {
-	err = s.read(ctx, func(t *boltTx) error {
-		list = t.list(after, min(n, listPage))
-		return nil
+	err = s.read(ctx, func(t *boltTx) (err error) {
+		list, err = t.list(after, min(n, listPage))
+		return err
 	})
 	return list, err
 }
@@ -309,11 +308,17 @@ func (s *BoltStore) read(ctx context.Context, f func(*boltTx) error) error {
 		return err
 	}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	s.mu.Lock()
+	last := s.last
+	s.mu.Unlock()
 	tx, err := s.beginTx(false)
 	if err != nil {
 		return err
 	}
 	defer s.endTx(tx)
+	if tx.ID() < last { // an older file in its place would deny what this one holds
+		return s.breakOff(s.notAsLeft())
+	}
 	return s.named(guard(func() error {
 		t, err := newBoltTx(tx, boltState{})
 		if err != nil {

@@ -310,12 +310,12 @@ func (t *boltTx) purge(ids [][]byte, now time.Time) (dropped int) {
 }
 
 // list returns up to n open records after a Seq. One that is damaged is listed
-// with what its place says of it.
-func (t *boltTx) list(after uint64, n int) []Record {
+// with what its place says of it. Where the places are out of order, who goes on
+// behind the last of a list would go round for ever: that is an error.
+func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
 	if after == math.MaxUint64 {
-		return nil
+		return nil, nil
 	}
-	var list []Record
 	damaged := make(map[uint64]int) // index in list by Seq
 	c := t.open.Cursor()
 	for k, v := c.Seek(seqKey(after + 1)); k != nil && len(list) < n; k, v = c.Next() {
@@ -323,6 +323,10 @@ func (t *boltTx) list(after uint64, n int) []Record {
 			continue
 		}
 		seq := binary.BigEndian.Uint64(k)
+		if seq <= after {
+			return nil, fmt.Errorf("%w: its records are out of order", ErrDamaged)
+		}
+		after = seq
 		r, _, _, err := decodeHead(v)
 		if err != nil || r.Seq != seq {
 			damaged[seq] = len(list)
@@ -337,7 +341,7 @@ func (t *boltTx) list(after uint64, n int) []Record {
 			}
 		})
 	}
-	return list
+	return list, nil
 }
 
 // identify calls f with every open record's Seq and identity.
