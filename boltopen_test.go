@@ -2,12 +2,15 @@ package oncehttp
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -15,6 +18,8 @@ import (
 	"testing"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/oncehttp/oncehttp/internal/reliability"
 )
 
 func TestReplacedFileIsNotWritten(t *testing.T) {
@@ -138,11 +143,17 @@ func TestFileThatCannotBeOpenedIsLeftAsItIs(t *testing.T) {
 	good := filled(t, false)
 	edited := func(edit func(b []byte) []byte) []byte { return edit(bytes.Clone(good)) }
 	foreign := filepath.Join(t.TempDir(), "foreign.db")
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, _ = w.Write(good)
+	_ = w.Close()
+	count := reliability.Result{Class: "files that are no store", How: "empty, text, gzip, another program's, a later format, cut"}
 	for _, test := range []struct {
 		name    string
 		content []byte
 		want    error
 	}{
+		{"gzip", zipped.Bytes(), ErrDamaged},
 		{"empty", []byte{}, ErrDamaged},
 		{"text", []byte(strings.Repeat("not a database\n", 2000)), ErrDamaged},
 		{"short text", []byte("hello"), ErrDamaged},
@@ -178,7 +189,9 @@ func TestFileThatCannotBeOpenedIsLeftAsItIs(t *testing.T) {
 		if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
 			t.Errorf("%s: left in the directory: %v, %v", test.name, entries, err)
 		}
+		count.Cases++
 	}
+	reliability.Report(t, count)
 }
 
 func bboltFile(t *testing.T, path string, fill func(*bbolt.Tx) error) []byte {
@@ -197,17 +210,38 @@ func bboltFile(t *testing.T, path string, fill func(*bbolt.Tx) error) []byte {
 
 func TestPathThatIsNoFileIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	dangling := filepath.Join(dir, "dangling.db")
-	if err := os.Symlink(filepath.Join(dir, "nowhere"), dangling); err != nil {
-		t.Skip(err)
+	in := func(name string) string { return filepath.Join(dir, name) }
+	good := filled(t, false)
+	refused := map[string]string{ // path and what the error says
+		"":                             "empty path",
+		dir:                            "is a directory",
+		in("missing") + "/once.db":     "no such file",
+		in("dangling"):                 "no such file",
+		in("to a directory"):           "is a directory",
+		in("itself"):                   "it cannot be opened",
+		os.DevNull:                     "not a regular file",
+		filepath.Join(dir, "once\x00"): "it cannot be opened",
 	}
-	for path, hint := range map[string]string{
-		"":                                       "empty path",
-		dir:                                      "is a directory",
-		filepath.Join(dir, "missing", "once.db"): "no such file",
-		dangling:                                 "no such file",
-		os.DevNull:                               "not a regular file",
-	} {
+	for link, to := range map[string]string{"dangling": in("nowhere"), "to a directory": dir, "itself": in("itself")} {
+		if err := os.Symlink(to, in(link)); err != nil {
+			t.Skip(err)
+		}
+	}
+	if err := os.WriteFile(in("read-only"), good, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() > 0 { // root may write it
+		refused[in("read-only")] = "it cannot be opened for writing"
+	}
+	if err := exec.Command("mkfifo", in("fifo")).Run(); err == nil {
+		refused[in("fifo")] = "not a regular file"
+	}
+	if l, err := net.Listen("unix", in("s")); err == nil {
+		defer l.Close()
+		refused[in("s")] = "not a regular file"
+	}
+	count := reliability.Result{Class: "paths that are no file", How: "directory, links, FIFO, socket, device"}
+	for path, hint := range refused {
 		s, err := OpenBolt(path)
 		if err == nil {
 			s.Close()
@@ -215,7 +249,9 @@ func TestPathThatIsNoFileIsRefused(t *testing.T) {
 		if runtime.GOOS != "windows" && (!errors.Is(err, ErrStoreFailed) || !strings.Contains(err.Error(), hint)) {
 			t.Errorf("OpenBolt(%q): %v, want ErrStoreFailed and %q", path, err, hint)
 		}
+		count.Cases++
 	}
+	reliability.Report(t, count)
 }
 
 // Kubernetes gives files to a volume's group, at each mount.
@@ -223,15 +259,18 @@ func TestSharedFileBecomesPrivate(t *testing.T) {
 	s := newBolt(t)
 	mustBegin(t, s, boltRec("a"))
 	s.Close()
-	if err := os.Chmod(s.path, 0o664); err != nil {
-		t.Fatal(err)
-	}
-	s = openBolt(t, s.path)
-	if info, err := os.Stat(s.path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	if _, err := s.Get(t.Context(), boltRec("a").ID); err != nil {
-		t.Error(err)
+	for _, mode := range []os.FileMode{0o640, 0o604, 0o620, 0o602, 0o610, 0o666, 0o777} {
+		if err := os.Chmod(s.path, mode); err != nil {
+			t.Fatal(err)
+		}
+		s = openBolt(t, s.path)
+		if info, err := os.Stat(s.path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != 0o600 {
+			t.Errorf("mode %v, %v", info.Mode(), err)
+		}
+		if _, err := s.Get(t.Context(), boltRec("a").ID); err != nil {
+			t.Error(err)
+		}
+		s.Close()
 	}
 }
 

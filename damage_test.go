@@ -174,7 +174,8 @@ type damageJudge struct {
 	tried  int // also those that are left out with -short
 	result reliability.Result
 
-	blind bool // what is not found may have been there: only errors, and the end, are judged
+	spared string // order of the last commit, which may be gone
+	blind  bool   // what is not found may have been there: only errors, and the end, are judged
 
 	refused, failed, unharmed int // stores that did not open, in which something failed, in which nothing did
 }
@@ -288,7 +289,7 @@ func (j *damageJudge) work(name, path string, c *oncehttp.Client, l *ledger) (we
 	}
 	for _, kind := range []string{"pending", "waiting"} {
 		for _, order := range orderNames(kind) {
-			if accounted[keyOfOrder(order)] {
+			if accounted[keyOfOrder(order)] || order == j.spared {
 				continue
 			}
 			if _, err := c.Lookup(ctx, keyOfOrder(order)); err != nil {
@@ -422,6 +423,23 @@ func randomFill(b []byte, random *rand.Rand) {
 // commit is forgotten, and nothing in the file tells that from a commit that was
 // cut off before anybody relied on it.
 const metaPages = 2
+
+func TestADamagedHeadCostsNoMoreThanTheLastCommit(t *testing.T) {
+	withDamage(t, func(t *testing.T, j *damageJudge, random *rand.Rand) {
+		pending := orderNames("pending")
+		j.spared = pending[len(pending)-1] // begun last
+		for range heavy(3, 20) {
+			for head := range metaPages {
+				for _, d := range append(wholePages, partsOfPages...) {
+					file := bytes.Clone(j.good)
+					d.spoil(file[head*pageBytes:(head+1)*pageBytes], j.good, random)
+					j.atRest(fmt.Sprintf("head %d %s", head, d.name), file)
+				}
+			}
+		}
+		j.report("damaged file, one head", "zeroed, overwritten, in part; the last commit may be gone")
+	})
+}
 
 func TestDamagedPagesAreNoticed(t *testing.T) {
 	withDamage(t, func(t *testing.T, j *damageJudge, random *rand.Rand) {
