@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
+
+	"go.etcd.io/bbolt"
 )
 
 func openBolt(t testing.TB, path string) *BoltStore {
@@ -237,8 +241,50 @@ func TestFormat1Readable(t *testing.T) {
 	mustBegin(t, s, boltRec("new"))
 }
 
-func writeFormat1(t *testing.T) {
+// TestWhatIsWrittenIsFormat1: a change of what is written, in any bucket, needs a
+// new storeFormat, and a reader of this one.
+func TestWhatIsWrittenIsFormat1(t *testing.T) {
 	s := newBolt(t)
+	fillFormat1(t, s)
+	s.Close()
+	want, got := dump(t, format1File), dump(t, s.path)
+	for _, place := range slices.Sorted(maps.Keys(want)) {
+		if got[place] != want[place] {
+			t.Errorf("%s is\n%q, in format 1\n%q", place, got[place], want[place])
+		}
+		delete(got, place)
+	}
+	for place, value := range got {
+		t.Errorf("%s, %q, is not in format 1", place, value)
+	}
+}
+
+// dump returns the values of a file by bucket and key.
+func dump(t *testing.T, path string) map[string]string {
+	t.Helper()
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	values := make(map[string]string)
+	err = db.View(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+			values[fmt.Sprintf("bucket %q", name)] = ""
+			return b.ForEach(func(k, v []byte) error {
+				values[fmt.Sprintf("bucket %q, key %q", name, k)] = string(v)
+				return nil
+			})
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+func fillFormat1(t *testing.T, s *BoltStore) {
+	t.Helper()
 	open, answered, outcome := format1()
 	for _, r := range []Record{open, answered, outcome} {
 		mustBegin(t, s, r)
@@ -253,8 +299,16 @@ func writeFormat1(t *testing.T) {
 		tx.put(tx.meta, metaSecret, newPart(format1Secret[:]))
 		return nil
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeFormat1(t *testing.T) {
+	s := newBolt(t)
+	fillFormat1(t, s)
 	size := s.extent
-	if err := errors.Join(err, s.Close(), os.Truncate(s.path, size)); err != nil {
+	if err := errors.Join(s.Close(), os.Truncate(s.path, size)); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(s.path)

@@ -2,6 +2,7 @@ package oncehttp
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"net/http"
 	"reflect"
@@ -42,6 +43,19 @@ func TestStoredPartsHaveTheFormatOfVersion1(t *testing.T) {
 	plain := &sealer{}
 	if got, want := plain.seal(storedID, "request", rawPart("part")), "\x01\x70\xfe\x7f\x5epart"; string(got) != want {
 		t.Errorf("plain part %q, want %q", got, want)
+	}
+}
+
+// sealedFormat1 is "part", sealed as a request of storedID under a key of 32 ones.
+const sealedFormat1 = "0272cd6e8422c407fb6e84aa49bdbc1db1721cc6632ec58916a7e4ac48d315e675f628d739b1efcb0b"
+
+func TestSealedPartsOfVersion1AreReadable(t *testing.T) {
+	sealed, err := hex.DecodeString(sealedFormat1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if part, err := testSealer(t, 1).open(storedID, "request", sealed); err != nil || string(part) != "part" {
+		t.Errorf("%q, %v", part, err)
 	}
 }
 
