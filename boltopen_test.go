@@ -45,6 +45,10 @@ func TestReplacedFileIsNotWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, _ := os.ReadFile(s.path)
+			_, err = s.Get(t.Context(), boltRec("b").ID)
+			if inPlace := name == "restored in place"; errors.Is(err, ErrStoreReplaced) != inPlace || !inPlace && err != nil {
+				t.Errorf("Get of what is not in the old file: %v", err)
+			}
 			for range 2 {
 				if _, err := s.Begin(t.Context(), boltRec("c")); !errors.Is(err, ErrStoreReplaced) || !errors.Is(err, ErrStoreFailed) {
 					t.Errorf("Begin: %v, want ErrStoreReplaced", err)
@@ -384,6 +388,127 @@ func TestFileCutShortWhileOpenIsAnError(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// A page that counts one element less, or more, than it has is whole but for
+// that, and would hide a record.
+func TestPageWithAWrongCountIsNoticed(t *testing.T) {
+	good := filled(t, false)
+	path := filepath.Join(t.TempDir(), "once.db")
+	if err := os.WriteFile(path, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := openBolt(t, path)
+	root, _, err := s.metaPage(s.last)
+	inUse := newPageCheck(s.file, s.pageSize, s.extent)
+	if err := errors.Join(err, inUse.bucket(root, true), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	size := uint64(s.pageSize)
+	for id := range inUse.seen {
+		flags, count := binary.NativeEndian.Uint16(good[id*size+8:]), binary.NativeEndian.Uint16(good[id*size+10:])
+		if binary.NativeEndian.Uint64(good[id*size:]) != id || flags != leafPage || count == 0 {
+			continue
+		}
+		b := bytes.Clone(good)
+		binary.NativeEndian.PutUint16(b[id*size+10:], count-1)
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := OpenBolt(path); !errors.Is(err, ErrDamaged) {
+			t.Errorf("page %d of %d elements with one less: %v, want ErrDamaged", id, count, err)
+			if err == nil {
+				s.Close()
+			}
+		}
+	}
+}
+
+// A commit frees the pages of the old list of free pages; if that was damaged
+// meanwhile, it would go on for hours, and free what is in use.
+func TestDamagedFreelistIsNotBelieved(t *testing.T) {
+	for name, damage := range map[string]func(page []byte){
+		"endless":      func(page []byte) { binary.NativeEndian.PutUint32(page[12:], 1<<32-1) },
+		"a page more":  func(page []byte) { binary.NativeEndian.PutUint32(page[12:], 1) },
+		"another page": func(page []byte) { binary.NativeEndian.PutUint64(page, 3) },
+		"zeroed":       func(page []byte) { clear(page) },
+		"no freelist":  func(page []byte) { binary.NativeEndian.PutUint16(page[8:], leafPage) },
+	} {
+		path := filepath.Join(t.TempDir(), "once.db")
+		if err := os.WriteFile(path, filled(t, false), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := openBolt(t, path)
+		for i := range 4 { // the list moves to a page that was free, with others behind it
+			mustBegin(t, s, boltRec(fmt.Sprint("moves", i)))
+		}
+		_, freelist, err := s.metaPage(s.last)
+		page := make([]byte, s.pageSize)
+		_, readErr := s.file.ReadAt(page, int64(freelist)*int64(s.pageSize))
+		damage(page)
+		f, openErr := os.OpenFile(path, os.O_WRONLY, 0)
+		if err := errors.Join(err, readErr, openErr); err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.WriteAt(page, int64(freelist)*int64(s.pageSize))
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Skip(err)
+		}
+		for range 2 {
+			if _, err := s.Begin(t.Context(), boltRec("new")); !errors.Is(err, ErrDamaged) || !errors.Is(err, ErrStoreFailed) {
+				t.Errorf("%s: %v, want ErrDamaged and ErrStoreFailed", name, err)
+			}
+		}
+		if _, err := s.Get(t.Context(), boltRec("key1").ID); err != nil {
+			t.Errorf("%s: what is there cannot be read: %v", name, err)
+		}
+		s.Close()
+	}
+}
+
+// Who lists goes on behind the last Seq of a page: one that goes back would let
+// him list for ever.
+func TestRecordsOutOfOrderAreNotListedForEver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "once.db")
+	if err := os.WriteFile(path, filled(t, false), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := openBolt(t, path)
+	defer s.Close()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for from, seq := 0, seqKey(50); ; { // in bucket open the record follows its Seq
+		i := bytes.Index(b[from:], append(seq, recordVersion))
+		if i < 0 {
+			break
+		}
+		if _, err := f.WriteAt(make([]byte, 8), int64(from+i)); err != nil {
+			t.Skip(err)
+		}
+		from += i + 1
+	}
+	var after uint64
+	for range 1000 {
+		list, err := s.List(t.Context(), after, 7)
+		if err != nil {
+			if !errors.Is(err, ErrDamaged) {
+				t.Errorf("List: %v, want ErrDamaged", err)
+			}
+			return
+		}
+		if len(list) == 0 {
+			t.Fatal("the damage was not met")
+		}
+		after = list[len(list)-1].Seq
+	}
+	t.Error("the listing has no end")
 }
 
 func TestDamagedRecordIsTellableAndReplaceable(t *testing.T) {

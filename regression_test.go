@@ -609,3 +609,29 @@ func TestNothingIsSentForWhoHasLeftBefore(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatCannotBeReadIsNotToldAsNotSent: Begin met a damaged record, and that may
+// be the key's own.
+func TestWhatCannotBeReadIsNotToldAsNotSent(t *testing.T) {
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		b.store.before = func(write string, _ oncehttp.Record) error {
+			if write == "begin" {
+				return fmt.Errorf("%w: a record is in the wrong place", oncehttp.ErrDamaged)
+			}
+			return nil
+		}
+		info, err := b.charge(t.Context(), "chosen", "1")
+		if info.Outcome != oncehttp.Unknown || !errors.Is(err, oncehttp.ErrDamaged) {
+			t.Errorf("told %v, %v", info.Outcome, err)
+		}
+		if resp, err := b.client.Do(b.request(t.Context(), "1")); err == nil {
+			resp.Body.Close()
+			t.Error("sent without a record")
+		} else if failed, _ := errors.AsType[*oncehttp.OperationError](err); failed.Outcome != oncehttp.NotSent {
+			t.Errorf("a fresh key was told %v", failed.Outcome)
+		}
+		if b.wire() > 0 {
+			t.Error("sent without a record")
+		}
+	})
+}
