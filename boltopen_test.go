@@ -328,6 +328,7 @@ func TestDamagedFileNeverEndsTheProcess(t *testing.T) {
 		}
 		t.Logf("unsynced %v: of %d damaged files %d had errors, %d could not be opened afterwards", unsynced, 25, failed, refused)
 	}
+	reliability.Report(t, reliability.Result{Class: "damaged file, at random", How: "bits, headers of pages and runs of zeros, with and without a list of free pages", Cases: 50})
 }
 
 // useFile does what there is to do with a store, and returns the errors.

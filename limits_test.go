@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 	"unsafe"
+
+	"github.com/oncehttp/oncehttp/internal/reliability"
 )
 
 // newTestLimits returns a registry whose hosts all have cfg.
@@ -55,6 +57,7 @@ func TestAMillionHostsStayBounded(t *testing.T) {
 			hosts = min(hosts, 100_000)
 		})
 	}
+	reliability.Report(t, reliability.Result{Class: "a million hosts", How: "limits of each, with and without something to remember", Cases: hosts})
 }
 
 // raceEnabled reports whether the test runs under the race detector, which makes

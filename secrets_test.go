@@ -428,7 +428,7 @@ func TestSealedPartsCannotBeExchanged(t *testing.T) {
 		"requests":             func(a, b *oncehttp.Record) { a.Request, b.Request = b.Request, a.Request },
 		"metadata":             func(a, b *oncehttp.Record) { a.Meta, b.Meta = b.Meta, a.Meta },
 		"request and metadata": func(a, _ *oncehttp.Record) { a.Request, a.Meta = a.Meta, a.Request },
-		"a request by an earlier one of the same length": func(a, _ *oncehttp.Record) { a.Request = bytes.Clone(a.Request); a.Request[len(a.Request)-1] ^= 1 },
+		"a bit of a request":   func(a, _ *oncehttp.Record) { a.Request = bytes.Clone(a.Request); a.Request[len(a.Request)-1] ^= 1 },
 	}
 	count := reliability.Result{Class: "sealed parts exchanged", How: "between operations and between fields, by writing the store"}
 	for _, name := range slices.Sorted(maps.Keys(exchanges)) {
