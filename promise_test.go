@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +31,7 @@ type desk struct {
 	opts   oncehttp.Options
 	client *oncehttp.Client
 	clock  time.Duration       // the wall clock, against the bubble's
+	ahead  atomic.Int64        // added to clock, for steps while the client reads it
 	onWire func(*http.Request) // called before an attempt goes to the transport; nil: nothing
 
 	mu    sync.Mutex
@@ -69,7 +71,7 @@ func (t tap) RoundTrip(req *http.Request) (*http.Response, error) {
 
 func (d *desk) open() {
 	d.t.Helper()
-	opts := d.opts.WithClock(func() time.Time { return time.Now().Add(d.clock) })
+	opts := d.opts.WithClock(func() time.Time { return time.Now().Add(d.clock + time.Duration(d.ahead.Load())) })
 	var err error
 	if d.client, err = oncehttp.New(d.store, opts); err != nil {
 		d.t.Fatal(err)
