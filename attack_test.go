@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -457,7 +458,9 @@ func TestKeysByTheMillionAreForgotten(t *testing.T) {
 	}{
 		{"memory", func() oncehttp.KeyStore { return oncehttp.NewMemoryStore() }, heavy(3_000, 150_000), 1500},
 		{"bbolt", func() oncehttp.KeyStore {
-			s, err := oncehttp.OpenBolt(filepath.Join((&damageJudge{t: t}).dir(), "once.db"))
+			dir := (&damageJudge{t: t}).dir()
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			s, err := oncehttp.OpenBolt(filepath.Join(dir, "once.db"))
 			if err != nil {
 				t.Fatal(err)
 			}
