@@ -222,7 +222,7 @@ func TestTheLastSecondOfAWindow(t *testing.T) {
 							d.open()
 							// The server asks to come back then; whole seconds
 							// are all it can ask for.
-							d.api.Script(oncehttptest.Status(503, "retry-after-ms", fmt.Sprint((until + late).Milliseconds())))
+							d.api.Script(oncehttptest.Status(500, "retry-after-ms", fmt.Sprint((until + late).Milliseconds()))) // 503 would pause the host, for longer
 							err = d.charge(t.Context(), "A").err
 						case by == "Resume":
 							d.leavePending("A")

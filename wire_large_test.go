@@ -13,10 +13,10 @@ import (
 	"github.com/oncehttp/oncehttp"
 )
 
-// zeros is a body of n bytes that takes no memory.
-type zeros struct{ n int64 }
+// wireZeros is a body of n bytes that takes no memory.
+type wireZeros struct{ n int64 }
 
-func (z *zeros) Read(p []byte) (int, error) {
+func (z *wireZeros) Read(p []byte) (int, error) {
 	if z.n == 0 {
 		return 0, io.EOF
 	}
@@ -26,7 +26,7 @@ func (z *zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (z *zeros) Close() error { return nil }
+func (z *wireZeros) Close() error { return nil }
 
 // swallow is a transport that reads the body of a request, and answers with one
 // as long.
@@ -36,7 +36,7 @@ func (s swallow) RoundTrip(req *http.Request) (*http.Response, error) {
 	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{req.Body}, s.buf)
 	req.Body.Close()
 	return &http.Response{
-		StatusCode: 200, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, ContentLength: n, Body: &zeros{n}, Request: req,
+		StatusCode: 200, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, ContentLength: n, Body: &wireZeros{n}, Request: req,
 	}, err
 }
 
@@ -66,7 +66,7 @@ func TestLargeBodiesStream(t *testing.T) {
 	for form, via := range forms {
 		for _, method := range []string{"POST", "PUT"} {
 			used := allocated(func() {
-				req, err := http.NewRequest(method, host, &zeros{size})
+				req, err := http.NewRequest(method, host, &wireZeros{size})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -107,10 +107,10 @@ func TestLargeBodiesStreamOnTheWire(t *testing.T) {
 				url, _ := w.serve(func(rw http.ResponseWriter, r *http.Request) {
 					n, err := io.Copy(io.Discard, r.Body)
 					w.saw("heard %d of %d, %v", n, r.ContentLength, err)
-					io.CopyN(rw, &zeros{size}, size)
+					io.CopyN(rw, &wireZeros{size}, size)
 				}, setup)
 				used := allocated(func() {
-					req := w.request("POST", url, &zeros{size})
+					req := w.request("POST", url, &wireZeros{size})
 					req.ContentLength = length
 					resp, err := w.do(req)
 					if err != nil {
