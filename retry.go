@@ -45,13 +45,19 @@ type sender interface {
 
 type callKey struct{} // context key of *call
 
+// loopWait is the loop's own wait before it calls PrepareRetry, which waits for the
+// rest. It is not 0, since a timer that is over when it is read corrupts the race
+// detector on the fake time of testing/synctest (Go 1.26: two threads may use the
+// bubble's context at once).
+const loopWait = time.Nanosecond
+
 // newLoop returns the retry loop that all calls of a client share.
 func newLoop(c *Client) *retryablehttp.Client {
 	return &retryablehttp.Client{
 		HTTPClient:   &http.Client{Transport: loopTransport{}},
 		RetryMax:     math.MaxInt, // CheckRetry counts
 		CheckRetry:   func(ctx context.Context, _ *http.Response, _ error) (bool, error) { return callOf(ctx).again(ctx), nil },
-		Backoff:      func(time.Duration, time.Duration, int, *http.Response) time.Duration { return 0 }, // PrepareRetry waits
+		Backoff:      func(time.Duration, time.Duration, int, *http.Response) time.Duration { return loopWait },
 		PrepareRetry: func(req *http.Request) error { return callOf(req.Context()).pause(req.Context()) },
 		ErrorHandler: retryablehttp.PassthroughErrorHandler,
 	}
@@ -179,7 +185,7 @@ func (a *call) plan(ctx context.Context) error {
 
 // pause is PrepareRetry: it waits and gets the permission for the next attempt.
 func (a *call) pause(ctx context.Context) error {
-	timer := time.NewTimer(a.wait)
+	timer := time.NewTimer(max(a.wait, 2*loopWait) - loopWait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
