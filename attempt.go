@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 )
@@ -137,7 +136,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 		differs = "Host"
 	case req.ContentLength != t.ContentLength || req.GetBody != nil:
 		differs = "body"
-	case !slices.Equal(valuesOf(req.Header, f.p.header()), []string{f.p.wire(f.rec.Key)}):
+	case !f.p.carries(f.rec.Key, req.Header, f.body):
 		differs = "key"
 	case req.Header.Get("Content-Type") != t.Header.Get("Content-Type"):
 		differs = "Content-Type"
@@ -150,7 +149,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 		}
 	}
 	if differs != "" {
-		return fmt.Errorf("%w: its %s was changed; Options.Authorize may only add credentials", ErrMismatch, differs)
+		return fmt.Errorf("%w: its %s was changed; Options.Authorize may only add credentials, and a Provider must not change", ErrMismatch, differs)
 	}
 	return nil
 }
@@ -225,6 +224,5 @@ func cutShort(resp *http.Response, body []byte) bool {
 		resp.Request != nil && resp.Request.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
 		return false
 	}
-	t := mediaType(resp.Header.Get("Content-Type"))
-	return (t == "application/json" || strings.HasSuffix(t, "+json")) && !json.Valid(body)
+	return isJSON(mediaType(resp.Header.Get("Content-Type"))) && !json.Valid(body)
 }

@@ -255,7 +255,10 @@ func (f *flight) found(a *call, old *Record, asked Record) bool {
 	asked.KeyGiven = asked.KeyGiven || old.KeyGiven
 	asked.AckDue = asked.AckDue || old.AckDue && !old.Acked
 	if !f.fromStore {
-		f.keepBody(old)
+		if err := f.keepRequest(old); err != nil {
+			f.conclude(f.asBefore(old, err))
+			return false
+		}
 		f.sealRequest(&asked)
 	}
 
@@ -292,18 +295,26 @@ func (f *flight) keepMetadata(old *Record) {
 	}
 }
 
-// keepBody takes the body from the record: one key, one body, to the byte. It
-// can differ in a multipart boundary.
-func (f *flight) keepBody(old *Record) {
+// keepRequest takes the body from the record: one key, one body, to the byte. It
+// can differ in a multipart boundary. And the key must go where it went before:
+// elsewhere the server would not know it.
+func (f *flight) keepRequest(old *Record) error {
 	part, err := f.c.seal.open(old.ID, "request", old.Request)
 	if err != nil || part == nil {
-		return
+		return nil
 	}
-	if r, err := decodeRequest(part); err == nil && !bytes.Equal(r.Body, f.body) {
+	r, err := decodeRequest(part)
+	switch {
+	case err != nil:
+		return nil
+	case !f.p.carries(old.Key, r.Header, r.Body):
+		return fmt.Errorf("%w: its key was sent elsewhere in the request; has the provider been changed?", ErrMismatch)
+	case !bytes.Equal(r.Body, f.body):
 		f.body = r.Body
 		f.template.ContentLength = int64(len(r.Body))
 		f.template.Header.Set("Content-Type", r.Header.Get("Content-Type"))
 	}
+	return nil
 }
 
 // waitUntil waits for the time that the server asked for in an earlier answer,

@@ -11,15 +11,9 @@ import (
 	"sync"
 )
 
-// prepare reads a request. It closes the body, at the latest when the request's
-// context ends.
+// prepare reads a request. It closes the body.
 func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
-	closeOnce := func() { closeBody(req) }
-	if done := req.Context().Done(); done != nil && req.Body != nil && req.Body != http.NoBody {
-		closeOnce = sync.OnceFunc(closeOnce)
-		stop := context.AfterFunc(req.Context(), closeOnce)
-		defer stop()
-	}
+	closeOnce := sync.OnceFunc(func() { closeBody(req) })
 	defer closeOnce()
 	f.p, f.meta.Method = p, req.Method
 	if key.op != nil {
@@ -35,16 +29,20 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
 	if p.resendFor(timeout) <= 0 {
 		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
 	}
-	if f.hasBody = req.Body != nil && req.Body != http.NoBody; f.hasBody {
-		body, err := f.c.readBody(req)
+	if f.hasBody = hasBody(req); f.hasBody {
+		body, err := f.c.readBody(req, closeOnce)
 		if err != nil {
-			return cmp.Or(context.Cause(req.Context()), err)
+			return err
 		}
 		f.body = body
 	}
 	f.fingerprint = f.c.digest.fingerprint(p, req, f.body)
 	f.rec.Fingerprint = f.fingerprint
-	f.template = f.newTemplate(req, key.key)
+	f.template = f.newTemplate(req)
+	if p.BodyField == "" {
+		deleteHeader(f.template.Header, p.header())
+		f.template.Header.Set(p.header(), p.wire(key.key))
+	}
 	f.trace = f.c.tracerFor(req.Context())
 	// The flight outlives a caller that leaves it to others; the handle must
 	// not be taken by a request that is made below, such as one for a token.
@@ -91,16 +89,21 @@ func (f *flight) account(req *http.Request, key chosenKey) (string, error) {
 	return f.p.account(copied.Header), nil
 }
 
-// readBody reads the request's body.
-func (c *Client) readBody(req *http.Request) ([]byte, error) {
-	limit := c.opts.MaxBodyBytes
+// readBody reads the request's body, and closes it, at the latest when the
+// request's context ends.
+func (c *Client) readBody(req *http.Request, closeOnce func()) ([]byte, error) {
+	defer closeOnce()
+	limit, ctx := c.opts.MaxBodyBytes, req.Context()
 	if req.ContentLength > limit {
 		return nil, fmt.Errorf("%w (%d > %d); raise Options.MaxBodyBytes, or send it WithoutKey", ErrBodyTooLarge, req.ContentLength, limit)
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, closeOnce)()
 	}
 	body, err := readUpTo(req.Body, limit+1, req.ContentLength)
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, cmp.Or(context.Cause(ctx), err)
 	case int64(len(body)) > limit:
 		return nil, fmt.Errorf("%w (> %d); raise Options.MaxBodyBytes, or send it WithoutKey", ErrBodyTooLarge, limit)
 	case req.ContentLength > 0 && int64(len(body)) != req.ContentLength:
@@ -135,7 +138,7 @@ func readUpTo(r io.Reader, limit, size int64) ([]byte, error) {
 // newTemplate returns the request that every attempt is a copy of. It shares
 // nothing with the caller's that the caller may change. Without GetBody,
 // net/http does not resend it behind our back.
-func (f *flight) newTemplate(req *http.Request, key string) *http.Request {
+func (f *flight) newTemplate(req *http.Request) *http.Request {
 	u := *req.URL
 	t := &http.Request{
 		Method: req.Method, URL: &u, Host: req.Host, Header: req.Header.Clone(), Close: req.Close,
@@ -144,7 +147,5 @@ func (f *flight) newTemplate(req *http.Request, key string) *http.Request {
 	if t.Header == nil {
 		t.Header = make(http.Header)
 	}
-	deleteHeader(t.Header, f.p.header())
-	t.Header.Set(f.p.header(), f.p.wire(key))
 	return t
 }

@@ -30,6 +30,13 @@ type Provider struct {
 	MaxKey  int           // longest key; 0 means 255
 	Window  time.Duration // how long the server remembers a key; 0 means 24 h
 
+	// BodyField is the top-level field of a JSON body that carries the key,
+	// for APIs that have it there and not in a header. The caller writes it,
+	// with the key of [Start] if there is one; nothing is added to the
+	// request. A request without it is not an operation. JSON longer than
+	// Options.MaxBodyBytes is refused. Empty means that the key is in Header.
+	BodyField string
+
 	// NoKeys: the API never deduplicates. No key is made, nothing is stored,
 	// and a POST is retried only if provably not sent.
 	NoKeys bool
@@ -195,6 +202,27 @@ func (p *Provider) keys(method string) bool {
 		return method == http.MethodPost || method == http.MethodPatch
 	}
 	return slices.Contains(p.Methods, method)
+}
+
+// carries reports whether a request carries the key where the provider looks for
+// it.
+func (p *Provider) carries(key string, h http.Header, body []byte) bool {
+	switch {
+	case p.NoKeys:
+		return false
+	case p.BodyField != "":
+		return p.keyIn(body) == key
+	}
+	return slices.Equal(valuesOf(h, p.header()), []string{p.wire(key)})
+}
+
+// keyIn returns the key in a JSON body, empty if there is none.
+func (p *Provider) keyIn(body []byte) (key string) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(body, &fields) == nil {
+		_ = json.Unmarshal(fields[p.BodyField], &key) // of another type, it is none
+	}
+	return key
 }
 
 // wire returns the key as it is sent; bare is its inverse.

@@ -45,8 +45,7 @@ func (f *flight) load(rec *Record) error {
 		return err
 	}
 	f.body, f.hasBody, f.withheld = r.Body, r.HasBody, r.Withheld
-	f.template.Header = r.Header
-	f.template = f.newTemplate(f.template, rec.Key)
+	f.template = f.newTemplate(&http.Request{Method: f.template.Method, URL: f.template.URL, Host: f.template.Host, Header: r.Header})
 	return nil
 }
 

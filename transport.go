@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptrace"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -41,6 +43,9 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	}
 	if req.Context().Value(withoutKeyKey{}) != nil {
 		return c.plain(withoutHeader(req, p.header()), p)
+	}
+	if p.BodyField != "" {
+		return c.sendKeyInBody(req, p)
 	}
 	if key, ok := c.keyOf(p, req); ok {
 		return c.operate(req, p, key)
@@ -91,6 +96,47 @@ func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 	}
 	return chosenKey{}, false
 }
+
+// sendKeyInBody sends a request to a provider that looks for the key in the body.
+// Without one it is no operation.
+func (c *Client) sendKeyInBody(req *http.Request, p *Provider) (*http.Response, error) {
+	if !takesHandle(req.Method) {
+		return c.plain(req, p)
+	}
+	var k chosenKey
+	read := req
+	if isJSON(mediaType(req.Header.Get("Content-Type"))) && hasBody(req) {
+		var body []byte
+		body, k.err = c.readBody(req, sync.OnceFunc(func() { closeBody(req) }))
+		k.key, k.given = p.keyIn(body), true
+		read = withBody(req, body)
+	}
+	op := operationFrom(req.Context())
+	switch {
+	case op != nil:
+		if k.err == nil && k.key != op.op.Key {
+			k.err = fmt.Errorf("%w: %s wants it in the body: set its field %s to Operation.Key", ErrKeyInvalid, p.Name, p.BodyField)
+		}
+		k.key, k.given, k.op = op.op.Key, op.given, op
+	case k.err == nil && k.key == "":
+		resp, err := c.plain(read, p)
+		if err == nil && resp.Request == read {
+			resp.Request = req
+		}
+		return resp, err
+	}
+	return c.operate(read, p, k)
+}
+
+// withBody returns a copy of a request whose body was read.
+func withBody(req *http.Request, body []byte) *http.Request {
+	r := *req
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	return &r
+}
+
+func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }
 
 // takesHandle reports whether a method takes the operation of Start; the others
 // pass it by.
@@ -314,7 +360,7 @@ func idempotent(method string) bool {
 	return false
 }
 
-func (s *plainSender) hasBody() bool { return s.req.Body != nil && s.req.Body != http.NoBody }
+func (s *plainSender) hasBody() bool { return hasBody(s.req) }
 
 // repeatable reports whether the request's body can be had again.
 func (s *plainSender) repeatable() bool { return !s.hasBody() || s.req.GetBody != nil }
@@ -452,4 +498,9 @@ func (*timeoutError) Is(target error) bool { return target == context.DeadlineEx
 func mediaType(contentType string) string {
 	t, _, _ := strings.Cut(contentType, ";")
 	return strings.ToLower(strings.TrimSpace(t))
+}
+
+// isJSON reports whether a media type is that of JSON: RFC 6839, section 3.1.
+func isJSON(mediaType string) bool {
+	return mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
 }
