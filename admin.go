@@ -121,20 +121,23 @@ func (c *Client) Resolve(ctx context.Context, id ID, outcome Outcome) error {
 	if !outcome.answered() {
 		return fmt.Errorf("oncehttp: cannot resolve an operation as %v, want Succeeded or Rejected", outcome)
 	}
-	return c.exclusively(ctx, id, func(rec Record) error {
-		switch {
-		case rec.Outcome == outcome && rec.Acked:
-			return nil
-		case rec.Outcome.answered() && rec.Outcome != outcome:
-			return fmt.Errorf("oncehttp: the server has decided the operation (%v); it cannot be resolved otherwise", rec.Outcome)
-		}
-		if rec.Outcome != outcome { // what is stored may be the answer of an earlier refusal
-			rec.Answer, rec.Status = nil, 0
-		}
-		rec.Outcome, rec.Reason = outcome, NoReason
-		c.acknowledged(&rec, c.providerOf(&rec))
-		return c.store.Save(ctx, rec)
-	})
+	return c.exclusively(ctx, id, func(rec Record) error { return c.resolve(ctx, rec, outcome) })
+}
+
+// resolve writes what somebody found out of an operation that was taken over.
+func (c *Client) resolve(ctx context.Context, rec Record, outcome Outcome) error {
+	switch {
+	case rec.Outcome == outcome && rec.Acked:
+		return nil
+	case rec.Outcome.answered() && rec.Outcome != outcome:
+		return fmt.Errorf("oncehttp: the server has decided the operation (%v); it cannot be resolved otherwise", rec.Outcome)
+	}
+	if rec.Outcome != outcome { // what is stored may be the answer of an earlier refusal
+		rec.Answer, rec.Status = nil, 0
+	}
+	rec.Outcome, rec.Reason = outcome, NoReason
+	c.acknowledged(&rec, c.providerOf(&rec))
+	return c.store.Save(ctx, rec)
 }
 
 // Forget deletes an operation, whatever its state, also one whose record cannot

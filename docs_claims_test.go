@@ -420,3 +420,46 @@ func TestDocsCharge(t *testing.T) {
 }
 
 var _ = []any{(*till).finish, (*till).run}
+
+// The look-up of the page tells what it finds, and nothing while it may be too early.
+func TestDocsLookUp(t *testing.T) {
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		s := b.till()
+		var payment string
+		var down error
+		var recorded []string
+		s.paymentOf = func(context.Context, string) (string, error) { return payment, down }
+		s.paid = func(_ context.Context, order, id string) error {
+			recorded = append(recorded, order+" paid as "+id)
+			return nil
+		}
+		s.failed = func(_ context.Context, order string) error {
+			recorded = append(recorded, order+" failed")
+			return nil
+		}
+		look := func(order string) oncehttp.Outcome {
+			o, _ := s.lookUp().Reconcile(t.Context(), b.known(order))
+			return o
+		}
+		b.lost("1", "1")
+		b.lost("2", "2")
+		if o := look("1"); o != oncehttp.Unknown {
+			t.Errorf("before the window's end: %v", o)
+		}
+		payment = "py_1"
+		if o := look("1"); o != oncehttp.Succeeded {
+			t.Errorf("found: %v", o)
+		}
+		time.Sleep(25 * time.Hour)
+		payment, down = "", io.ErrUnexpectedEOF
+		if o := look("2"); o != oncehttp.Unknown {
+			t.Errorf("provider down: %v", o)
+		}
+		if down = nil; look("2") != oncehttp.Rejected {
+			t.Error("after the window's end it is not rejected")
+		}
+		if want := []string{"1 paid as py_1", "2 failed"}; !slices.Equal(recorded, want) {
+			t.Errorf("recorded %q, want %q", recorded, want)
+		}
+	})
+}

@@ -47,6 +47,10 @@ type till struct {
 	log    *log.Logger
 	record func(ctx context.Context, order string, outcome oncehttp.Outcome, resp *http.Response) error
 	ticket func(ctx context.Context, info oncehttp.Info) error
+
+	paymentOf func(ctx context.Context, order string) (id string, err error)
+	paid      func(ctx context.Context, order, id string) error
+	failed    func(ctx context.Context, order string) error
 }
 
 func (s *till) charge(ctx context.Context, order order) error {
@@ -213,6 +217,25 @@ func (s *till) run(ctx context.Context) error {
 		},
 	})
 	return err
+}
+
+func (s *till) lookUp() oncehttp.Handler {
+	return oncehttp.Handler{
+		Reconcile: func(ctx context.Context, info oncehttp.Info) (oncehttp.Outcome, error) {
+			id, err := s.paymentOf(ctx, info.Metadata["order"]) // at the provider: by metadata, or by the key
+			switch {
+			case err != nil:
+				return oncehttp.Unknown, err // looked up again in a minute; nobody is told yet
+			case id != "":
+				return oncehttp.Succeeded, s.paid(ctx, info.Metadata["order"], id)
+			case time.Now().After(info.ResendUntil.Add(time.Hour)):
+				return oncehttp.Rejected, s.failed(ctx, info.Metadata["order"]) // and it never will be there
+			}
+			return oncehttp.Unknown, nil // an attempt may still be running
+		},
+		Settled: s.settled,
+		Unknown: s.ticket,
+	}
 }
 
 func askAgain() oncehttp.Handler {

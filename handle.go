@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// reconcileRest is how long an operation rests that was looked up in vain.
+const reconcileRest = time.Minute
+
 // place names where credentials are refused or missing.
 func place(id ID) string { return id.Origin + " " + id.Scope }
 
@@ -246,21 +249,23 @@ func (p *pass) makeUnknown(f *flight, reason Reason, cause error) {
 	p.tell(f)
 }
 
-// tell tells the handler of an unknown operation.
+// tell lets the handler look an unknown operation up, and tells it, unless it has
+// found out.
 func (p *pass) tell(f *flight) {
-	p.count(func(s *Summary) { s.Unknown++ })
-	if !p.tells(&f.rec) || !p.c.beginTelling(f.id) {
+	reconciles, tells := p.reconciles(&f.rec), p.tells(&f.rec)
+	// A handler that kills the process, too, is called no more.
+	if !reconciles && !tells || f.rec.Claims >= 2*poisonLimit || !p.c.beginTelling(f.id) {
+		p.count(func(s *Summary) { s.Unknown++ })
 		return
 	}
 	defer p.c.endTelling(f.id)
-	if f.rec.Claims >= 2*poisonLimit { // this handler kills the process, too
-		return
-	}
+	owner := f.rec.Owner
 	claimed := f.next(f.rec.Outcome)
 	claimed.Reason, claimed.Uncertain, claimed.Attempts = f.rec.Reason, f.rec.Uncertain, f.rec.Attempts
 	claimed.Epoch++
 	claimed.Owner, claimed.Claims = p.c.session.Owner, claimed.Claims+1
 	if err := p.c.store.Save(f.writes(), claimed); err != nil {
+		p.count(func(s *Summary) { s.Unknown++ })
 		p.notMine(&f.rec, err)
 		return
 	}
@@ -270,18 +275,43 @@ func (p *pass) tell(f *flight) {
 		info.Reason = ReasonPoison
 	}
 	f.land(false) // the handler may resolve, redrive or forget it
-	failed := p.protect(func() error { return p.h.Unknown(p.ctx, info) })
+	found, told := Unknown, false
+	var failed error
+	if reconciles {
+		found, failed = p.reconcile(info)
+	}
+	if tells && failed == nil && found == Unknown {
+		failed = p.protect(func() error { return p.h.Unknown(p.ctx, info) })
+		told = failed == nil
+	}
 	err := p.c.exclusively(f.writes(), f.id, func(rec Record) error {
-		if rec.Acked || rec.Epoch != f.rec.Epoch+1 { // the handler has decided
+		switch {
+		case rec.Acked || rec.Epoch != f.rec.Epoch+1: // the handler has decided
 			return nil
+		case found != Unknown:
+			return p.c.resolve(f.writes(), rec, found)
 		}
 		rec.Request, rec.Answer = nil, nil
-		rec.Told = failed == nil
-		if rec.Claims--; !rec.Told { // only a death counts
-			rec.Owner, rec.RestUntil = "", p.c.clock.now().Add(postponeBase)
+		rec.Claims-- // only a death counts
+		if rec.Told = told; !told {
+			rest := postponeBase
+			if reconciles {
+				rest = reconcileRest
+			}
+			if rec.Owner = ""; !tells { // its caller was told by this process, which that shows
+				rec.Owner = owner
+			}
+			rec.RestUntil = p.c.clock.now().Add(rest)
 			p.count(func(s *Summary) { s.NextDue = earliest(s.NextDue, rec.RestUntil) })
 		}
 		return p.c.store.Save(f.writes(), rec)
+	})
+	p.count(func(s *Summary) {
+		if found != Unknown && err == nil {
+			s.Reconciled++
+		} else {
+			s.Unknown++
+		}
 	})
 	switch {
 	case failed != nil:
@@ -289,6 +319,18 @@ func (p *pass) tell(f *flight) {
 	case err != nil:
 		p.notMine(&f.rec, err)
 	}
+}
+
+// reconcile asks what became of an operation.
+func (p *pass) reconcile(info Info) (found Outcome, err error) {
+	err = p.protect(func() (err error) { found, err = p.h.Reconcile(p.ctx, info); return err })
+	if err == nil && found != Unknown && !found.answered() {
+		err = fmt.Errorf("oncehttp: Handler.Reconcile returned %v, want Succeeded, Rejected or Unknown", found)
+	}
+	if err != nil {
+		found = Unknown
+	}
+	return found, err
 }
 
 // beginTelling reserves the call of the Unknown handler, which runs while the

@@ -35,6 +35,17 @@ type Handler struct {
 	// body need not be closed. Settled must not be nil.
 	Settled func(context.Context, Info, *http.Response) error
 
+	// Reconcile looks an operation up at the provider, by the ids in its
+	// metadata, and returns what became of it: Succeeded or Rejected, which
+	// is recorded as by [Client.Resolve], or Unknown if that cannot be told.
+	// It is asked about each operation whose outcome is unknown, before
+	// Unknown is told of it, and again later if it fails, or if nobody is
+	// told. What it finds is for it to record on the caller's side. An
+	// attempt may still be running at the provider: that nothing is found
+	// there means Rejected only after Info.ResendUntil. nil means that
+	// nobody knows.
+	Reconcile func(context.Context, Info) (Outcome, error)
+
 	// Unknown is told, until it returns nil once, of each operation that
 	// needs a decision: by [Client.Redrive], [Client.Resolve] or
 	// [Client.Forget], which it may call. Operations are left out whose
@@ -46,13 +57,14 @@ type Handler struct {
 
 // A Summary counts what a pass did.
 type Summary struct {
-	Settled int       // answers given to the handler and acknowledged
-	Pending int       // operations that stay unfinished: due later, or without answer
-	Held    int       // operations that the handler holds, or that are in use
-	Unknown int       // operations that need a decision
-	Failed  int       // operations whose handler failed, or that could not be read or written
-	Ended   []string  // origins at which credentials were refused or missing: see Stats and the log
-	NextDue time.Time // when the next pending operation is due; zero means that none is
+	Settled    int       // answers given to the handler and acknowledged
+	Reconciled int       // unknown operations that Reconcile has decided
+	Pending    int       // operations that stay unfinished: due later, or without answer
+	Held       int       // operations that the handler holds, or that are in use
+	Unknown    int       // operations that need a decision
+	Failed     int       // operations whose handler failed, or that could not be read or written
+	Ended      []string  // origins at which credentials were refused or missing: see Stats and the log
+	NextDue    time.Time // when the next pending operation is due; zero means that none is
 }
 
 // Done reports whether a further pass would have nothing to do, unless somebody
@@ -196,11 +208,14 @@ func (p *pass) due(rec *Record) bool {
 	case rec.Outcome.answered() && c.isHeld(rec.ID):
 		p.count(func(s *Summary) { s.Held++ })
 		return false
-	case p.h.Before == nil && (rec.Outcome == Unknown || rec.Outcome.answered() && rec.Claims >= poisonLimit) && !p.tells(rec):
+	case p.h.Before == nil && (rec.Outcome == Unknown || rec.Outcome.answered() && rec.Claims >= poisonLimit) && !p.tells(rec) && !p.reconciles(rec):
 		p.count(func(s *Summary) {
-			if p.resting(rec) && p.h.Unknown != nil && !rec.Told { // its handler has failed, and is called again
-				s.Held++
+			again := p.resting(rec) && !rec.Told && (p.h.Unknown != nil || p.h.Reconcile != nil)
+			if again { // its handler is called again
 				s.NextDue = earliest(s.NextDue, rec.RestUntil)
+			}
+			if again && p.h.Unknown != nil && !p.toldHere(rec) { // for it has failed
+				s.Held++
 			} else {
 				s.Unknown++
 			}
@@ -233,8 +248,19 @@ func (o Outcome) answered() bool { return o == Succeeded || o == Rejected }
 // tells reports whether the handler is to be told of an unknown operation: not
 // again, and not if a caller in this process was.
 func (p *pass) tells(rec *Record) bool {
-	toldHere := rec.Owner == p.c.session.Owner && rec.Reason == ReasonGaveUp
-	return p.h.Unknown != nil && !rec.Told && !toldHere && !p.resting(rec)
+	return p.h.Unknown != nil && !rec.Told && !p.toldHere(rec) && !p.resting(rec)
+}
+
+// toldHere reports whether the caller of an unknown operation was told so by this
+// process.
+func (p *pass) toldHere(rec *Record) bool {
+	return rec.Owner == p.c.session.Owner && rec.Reason == ReasonGaveUp
+}
+
+// reconciles reports whether the handler is to look an unknown operation up: not
+// after somebody was told of it.
+func (p *pass) reconciles(rec *Record) bool {
+	return p.h.Reconcile != nil && rec.Outcome == Unknown && !rec.Told && !p.resting(rec)
 }
 
 // resting reports whether a record rests after a handler's failure. Times of
