@@ -75,7 +75,7 @@ func (s *MemoryStore) Begin(ctx context.Context, rec Record) (existing *Record, 
 			}
 		}
 	}
-	s.putLocked(&rec, nil)
+	s.putLocked(rec, nil)
 	return nil, nil
 }
 
@@ -92,7 +92,7 @@ func (s *MemoryStore) Save(ctx context.Context, rec Record) error {
 	if err := admits(found, &rec, nil); err != nil {
 		return err
 	}
-	s.putLocked(&rec, found)
+	s.putLocked(rec, found)
 	return nil
 }
 
@@ -119,12 +119,13 @@ func (s *MemoryStore) Delete(ctx context.Context, rec Record) error {
 	return nil
 }
 
-// putLocked keeps a copy of rec in the place of found, which may be nil.
-func (s *MemoryStore) putLocked(rec, found *Record) {
-	r := rec.kept()
+// putLocked keeps a copy of r in the place of found, which may be nil.
+func (s *MemoryStore) putLocked(r Record, found *Record) {
 	if r.Acked {
 		r.Request = nil
-	} else if found != nil {
+	}
+	r.own()
+	if found != nil && !r.Acked {
 		if r.Request == nil {
 			r.Request = found.Request
 		}
@@ -141,7 +142,7 @@ func (s *MemoryStore) putLocked(rec, found *Record) {
 	if found != nil && (r.Acked || !found.Acked) {
 		r.Seq = found.Seq
 		closes := r.Acked && !found.Acked
-		*found = *r // also in open
+		*found = r // also in open
 		if closes {
 			s.goneLocked()
 		}
@@ -152,9 +153,11 @@ func (s *MemoryStore) putLocked(rec, found *Record) {
 	if found == nil {
 		s.keys[r.Key] = append(s.keys[r.Key], r.ID)
 	}
-	s.records[r.ID] = r
+	stored := new(Record) // here: what is written in place needs none
+	*stored = r
+	s.records[r.ID] = stored
 	if !r.Acked {
-		s.open = append(s.open, r)
+		s.open = append(s.open, stored)
 	}
 }
 

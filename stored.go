@@ -3,7 +3,6 @@ package oncehttp
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -45,9 +44,15 @@ func (m *storedMeta) appendTo(e *encoder) {
 	e.string(m.URL)
 	e.string(m.Host)
 	e.uint(len(m.Metadata))
-	for _, k := range slices.Sorted(maps.Keys(m.Metadata)) {
-		e.string(k)
-		e.string(m.Metadata[k])
+	var buf [16]string
+	names := buf[:0]
+	for name := range m.Metadata {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		e.string(name)
+		e.string(m.Metadata[name])
 	}
 	e.string(m.Detail)
 }

@@ -78,11 +78,16 @@ func keptTime(t time.Time) time.Time { return time.UnixMicro(t.UnixMicro()).UTC(
 // kept returns a copy of r as a store keeps it, sharing nothing with it.
 func (r *Record) kept() *Record {
 	c := *r
-	for _, t := range c.times() {
+	c.own()
+	return &c
+}
+
+// own makes r share nothing with the record that it was copied from.
+func (r *Record) own() {
+	for _, t := range r.times() {
 		*t = keptTime(*t)
 	}
-	c.Meta, c.Request, c.Answer = bytes.Clone(r.Meta), bytes.Clone(r.Request), bytes.Clone(r.Answer)
-	return &c
+	r.Meta, r.Request, r.Answer = bytes.Clone(r.Meta), bytes.Clone(r.Request), bytes.Clone(r.Answer)
 }
 
 // newOwner returns a name for an opening of a store that no other has.
