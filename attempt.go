@@ -35,11 +35,12 @@ func (f *flight) attempt(n int) (x exchange) {
 	}
 	// net/http resends a request without body on a dead connection by itself:
 	// each connection is an attempt, and meets the window.
+	until := f.rec.ResendUntil // a transport may hedge, and come back late
 	onConn := func(n int, conn net.Conn) {
 		if n > 1 {
 			f.resent.Add(1)
 		}
-		if f.c.clock.now().After(f.rec.ResendUntil) {
+		if f.c.clock.now().After(until) {
 			cancel(ErrWindowClosed)
 			hangUp(conn) // the end of the context alone does not stop net/http here
 		}

@@ -75,10 +75,8 @@ func (f *flight) newCall() *call {
 // rescue settles the operation of a flight whose user code panicked, or ended
 // the goroutine: what was sent is unknown. The panic goes on in the callers.
 func (f *flight) rescue() {
-	select {
-	case <-f.answered:
+	if f.isAnswered() {
 		return
-	default:
 	}
 	v := recover()
 	if v != nil {
@@ -87,7 +85,8 @@ func (f *flight) rescue() {
 		v = "oncehttp: a hook or the transport ended the operation's goroutine"
 	}
 	defer func() {
-		if again := recover(); again != nil { // a hook that panics always
+		_ = recover()
+		if !f.isAnswered() { // a hook that panics always
 			res := f.res
 			res.panic = v
 			f.conclude(res)
@@ -97,12 +96,21 @@ func (f *flight) rescue() {
 	case f.rec.Epoch == 0: // not begun
 		f.conclude(result{info: f.refused(errPanicked).info, panic: v})
 	case f.rec.Outcome != Undecided: // recorded: what was to be told stays true
-		f.res.panic = v
+		f.res.panic, f.res.stream = v, nil // nobody gets to close it
 		f.conclude(f.res)
 	default:
 		f.earlier, f.sent = true, true
 		f.res = result{panic: v}
 		f.giveUp(ReasonGaveUp, errPanicked)
+	}
+}
+
+func (f *flight) isAnswered() bool {
+	select {
+	case <-f.answered:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -189,9 +197,10 @@ func (f *flight) notBegun(err error) result {
 	case getErr == nil && read && old.Fingerprint != f.fingerprint: // another request's: this one never ran
 		return f.refused(err)
 	case getErr == nil && read && old.Outcome == Succeeded:
+		f.keepMetadata(old)
 		return f.replayed(old)
 	case getErr == nil:
-		if m, err := f.c.openMeta(old); err == nil {
+		if m, err := f.c.openMeta(old); err == nil && old.Meta != nil {
 			f.meta = m
 		}
 		return f.asBefore(old, err)
@@ -324,7 +333,7 @@ func (f *flight) waitUntil(a *call, t time.Time) error {
 	if t.IsZero() || wait <= 0 {
 		return nil
 	}
-	if deadline, ok := f.until(); wait > f.c.opts.MaxRetryAfter || ok && time.Until(deadline) <= wait {
+	if deadline := f.until(); wait > f.c.opts.MaxRetryAfter || !deadline.IsZero() && time.Until(deadline) <= wait {
 		return fmt.Errorf("%w: the server asked not to come back before %v", ErrWaitTooLong, t.Format(time.RFC3339))
 	}
 	a.permit.done(ignored)

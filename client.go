@@ -315,12 +315,12 @@ func (c *Client) purge() {
 		case <-ticker.C:
 		}
 		if err := c.keepMark(); err != nil {
-			c.traces.storeFailed(Info{}, err)
+			c.traces.storeFailedAside(Info{}, err)
 		}
 		for done := false; !done && c.clock.trusted() && !c.isClosing(); {
 			var err error
 			if _, done, err = c.store.Purge(context.Background(), c.clock.now(), purgeBatch); err != nil {
-				c.traces.storeFailed(Info{}, err)
+				c.traces.storeFailedAside(Info{}, err)
 				break
 			}
 		}

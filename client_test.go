@@ -166,6 +166,7 @@ func (b *bench) resume() (orders []string, sum oncehttp.Summary) {
 type spyStore struct {
 	oncehttp.LazyStore
 	before, after func(write string, rec oncehttp.Record) error // a before's error replaces the write
+	noPurge       atomic.Bool                                   // Purge fails
 	mu            sync.Mutex
 	held          []func()
 	hold          bool
@@ -201,6 +202,13 @@ func (s *spyStore) Ack(ctx context.Context, rec oncehttp.Record) error {
 
 func (s *spyStore) Delete(ctx context.Context, rec oncehttp.Record) error {
 	return s.around("delete", rec, func() error { return s.LazyStore.Delete(ctx, rec) })
+}
+
+func (s *spyStore) Purge(ctx context.Context, now time.Time, n int) (int, bool, error) {
+	if s.noPurge.Load() {
+		return 0, false, oncehttp.ErrStoreFailed
+	}
+	return s.LazyStore.Purge(ctx, now, n)
 }
 
 func (s *spyStore) SaveSoon(rec oncehttp.Record, done func(error)) {

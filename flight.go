@@ -50,7 +50,7 @@ type flight struct {
 
 	// Guarded by c.mu.
 	waiters  int
-	left     bool              // the last waiter has left: nobody may join any more
+	left     bool              // the last waiter has left, or is told what there is: nobody may join any more
 	told     bool              // some waiter has left, and was told that there is no answer
 	plain    bool              // some waiter does not come from Start
 	handles  []context.Context // of the Start calls whose caller will acknowledge
@@ -145,7 +145,7 @@ func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Resp
 
 // left returns the error of a caller that leaves a flight to the others.
 func (c *Client) left(f *flight, req *http.Request, key chosenKey, cause error) error {
-	if key.op != nil {
+	if key.op != nil && key.first {
 		key.op.tell(c, Info{
 			ID: f.id, Method: req.Method, URL: requestURL(req.URL), Metadata: key.op.op.Metadata,
 			Outcome: Unknown, Reason: ReasonGaveUp, Detail: detail(cause),
@@ -215,7 +215,8 @@ func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight
 	return running, nil
 }
 
-// leave takes a waiter off a flight. The last one cancels it.
+// leave takes a waiter off a flight. The last one cancels it, and waits for what
+// it comes to; so does every one of a flight that is over.
 func (c *Client) leave(f *flight, cause error) (last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,11 +229,15 @@ func (c *Client) leave(f *flight, cause error) (last bool) {
 	return f.left
 }
 
-// until returns the latest deadline of those who wait.
-func (f *flight) until() (time.Time, bool) {
+// until returns the latest deadline of those who wait, the zero time if one of
+// them has none.
+func (f *flight) until() time.Time {
 	f.c.mu.Lock()
 	defer f.c.mu.Unlock()
-	return f.deadline, !f.endless
+	if f.endless {
+		return time.Time{}
+	}
+	return f.deadline
 }
 
 // conclude tells the waiters, when nothing is left to be written. The flight is
@@ -284,8 +289,12 @@ func (f *flight) deliver(req *http.Request, key chosenKey) (*http.Response, erro
 	return resp, nil
 }
 
-// response returns a copy of the answer, with its own body.
+// response returns a copy of the answer, with its own body. A stream goes to one
+// caller, whose the answer is from then on: its trailer changes while it is read.
 func (res *result) response(req *http.Request) (*http.Response, error) {
+	if res.stream != nil && !res.stream.take(req.Context()) {
+		return nil, fmt.Errorf("%w: it was longer than MaxResponseBytes, or an event stream, and went to another caller", ErrNotRetained)
+	}
 	resp := new(http.Response)
 	*resp = *res.resp
 	resp.Header, resp.Trailer = res.resp.Header.Clone(), res.resp.Trailer.Clone()
@@ -304,9 +313,6 @@ func (res *result) response(req *http.Request) (*http.Response, error) {
 			resp.Body = http.NoBody
 		}
 		return resp, nil
-	}
-	if !res.stream.take(req.Context()) {
-		return nil, fmt.Errorf("%w: it was longer than MaxResponseBytes, or an event stream, and went to another caller", ErrNotRetained)
 	}
 	resp.Trailer, resp.Body = res.resp.Trailer, res.stream // the trailer is filled in at its end
 	return resp, nil

@@ -30,8 +30,7 @@ type call struct {
 	drained   bool      // last's body is no longer readable
 	verdict   judgement // on last
 	wait      time.Duration
-	waiting   bool      // for the next attempt
-	rested    bool      // the wait is over, and the next attempt is due
+	waiting   bool      // for the next attempt, or due to make it
 	notBefore time.Time // what the server asked for
 	why       error     // what ended the loop, if not the verdict
 }
@@ -40,7 +39,7 @@ type call struct {
 type sender interface {
 	attempt(n int) exchange   // makes attempt n, beginning with 1
 	judge(exchange) judgement // says what it means
-	until() (time.Time, bool) // the deadline, if there is one
+	until() time.Time         // the deadline; zero means that there is none
 }
 
 type callKey struct{} // context key of *call
@@ -72,8 +71,7 @@ func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 type loopTransport struct{}
 
 func (loopTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if a := callOf(req.Context()); a.rested { // the loop begins with the first attempt, which was made
-		a.rested = false
+	if a := callOf(req.Context()); a.waiting { // the loop begins with the first attempt, which was made
 		a.attempt(req.Context())
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
@@ -159,7 +157,7 @@ func (a *call) plan(ctx context.Context) error {
 	}
 	atLeast := max(after, time.Until(a.limits.pausedUntil()))
 	a.wait += min(atLeast, math.MaxInt64-a.wait) // jitter on top
-	deadline, limited := a.sender.until()
+	deadline := a.sender.until()
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -169,7 +167,7 @@ func (a *call) plan(ctx context.Context) error {
 		return errAttempts
 	case after > o.MaxRetryAfter:
 		return errRetryAfter
-	case limited && time.Until(deadline) <= a.wait:
+	case !deadline.IsZero() && time.Until(deadline) <= a.wait:
 		return ErrWaitTooLong
 	case a.flight != nil && now.Add(a.wait).After(a.flight.rec.ResendUntil):
 		return ErrWindowClosed
@@ -195,7 +193,6 @@ func (a *call) pause(ctx context.Context) error {
 	case <-a.c.closing:
 		a.why = ErrClosed
 	}
-	a.rested = a.why == nil
 	return a.why
 }
 
@@ -208,8 +205,7 @@ func (a *call) admit(ctx context.Context) (err error) {
 	if err := a.limits.breaker.refusal(time.Time{}); err != nil { // before a turn is spent on it
 		return err
 	}
-	deadline, _ := a.sender.until()
-	if err := a.limits.wait(ctx, deadline, a.c.closing); err != nil {
+	if err := a.limits.wait(ctx, a.sender.until(), a.c.closing); err != nil {
 		return err
 	}
 	a.permit, err = a.limits.breaker.allow()
@@ -247,9 +243,15 @@ func (a *call) err() error {
 // connection: go-retryablehttp's respReadLimit.
 const drainLimit = 4096
 
-// drain gives up the body of an answer that is retried.
+// drain gives up the body of an answer that is retried, unless it was buffered.
+// A stream may never end, and has no timeout any more.
 func (a *call) drain() {
-	if a.last.resp != nil && !a.drained && (a.flight == nil || a.last.streams) {
+	switch {
+	case a.last.resp == nil || a.drained:
+	case a.last.streams:
+		a.last.resp.Body.Close()
+		a.drained = true
+	case a.flight == nil:
 		drain(a.last.resp.Body)
 		a.drained = true
 	}

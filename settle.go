@@ -77,7 +77,7 @@ func (f *flight) answer(a *call) {
 		f.c.saveSoon(rec, func(err error) {
 			f.land(false)
 			if err != nil { // it stays pending: sent again within the window, and replayed by the server
-				f.trace.storeFailed(infoOf(&rec, &storedMeta{}), err)
+				f.trace.storeFailedAside(infoOf(&rec, &storedMeta{}), err)
 			}
 		})
 		f.trace.settled(f.res.info)
@@ -243,11 +243,16 @@ func (f *flight) ackDue() bool {
 }
 
 // nobodyTold reports whether the operation may stay pending when the client is
-// closed: all who wait come from Start, and none has left.
+// closed: all who wait come from Start, and none has left. If so, none can leave
+// any more without being told that.
 func (f *flight) nobodyTold() bool {
 	f.c.mu.Lock()
 	defer f.c.mu.Unlock()
-	return !f.plain && !f.told
+	if f.plain || f.told {
+		return false
+	}
+	f.left = true
+	return true
 }
 
 // isHeld reports whether somebody in this process will acknowledge the answer.

@@ -8,8 +8,10 @@ import (
 
 // A Trace is a set of hooks that are called during operations. Any may be nil.
 // They are called from the goroutine that runs the operation, never under a
-// lock, and may call the client back; the operation goes on when they return.
-// As with httptrace, hooks may be called after the request's caller has left.
+// lock, and may call the client back, but not wait for that operation: it goes
+// on when they return. As with httptrace, hooks may be called after the
+// request's caller has left. Their panic goes on in the callers, if there are
+// any.
 //
 // Requests without a key have only the hooks of attempts and retries.
 type Trace struct {
@@ -125,6 +127,15 @@ func (t tracer) storeFailed(i Info, err error) {
 			tr.StoreFailed(i, err)
 		}
 	}
+}
+
+// storeFailedAside is storeFailed for a write that nobody waits for. The hooks may
+// take their time, and their panic is not the end of the process.
+func (t tracer) storeFailedAside(i Info, err error) {
+	go func() {
+		defer func() { _ = recover() }()
+		t.storeFailed(i, err)
+	}()
 }
 
 func (t tracer) breaker(i BreakerInfo) {

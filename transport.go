@@ -346,7 +346,10 @@ type plainSender struct {
 	idempotent bool
 }
 
-func (s *plainSender) until() (time.Time, bool) { return s.req.Context().Deadline() }
+func (s *plainSender) until() time.Time {
+	deadline, _ := s.req.Context().Deadline()
+	return deadline
+}
 
 func (s *plainSender) judge(x exchange) judgement { return judgePlain(x) }
 
