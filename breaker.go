@@ -122,7 +122,6 @@ type breaker struct {
 	era     uint64          // number of changes of current; a result counts only in the era of its permit
 	until   time.Time       // open: when cb lets a probe through; half-open: when another probe may join probe
 	probe   *probe          // half-open: the probe that cb waits for, nil if there is none
-	out     int             // permits that were not returned
 
 	changes []stateChange // not yet told to onChange
 	telling bool          // some goroutine is at it
@@ -239,7 +238,6 @@ func (b *breaker) allow() (permit, error) {
 
 func (b *breaker) allowLocked() (permit, error) {
 	if b.current == gobreaker.StateClosed { // only a result changes that: cb need not be asked
-		b.out++
 		return permit{b: b, era: b.era}, nil
 	}
 	if b.probe != nil {
@@ -257,7 +255,6 @@ func (b *breaker) allowLocked() (permit, error) {
 	}
 	b.probe = &probe{report}
 	b.until = time.Now().Add(b.openFor)
-	b.out++
 	return permit{b, b.era, b.probe}, nil // of the era that cb may just have begun
 }
 
@@ -270,7 +267,6 @@ func (p *permit) done(h health) {
 		return
 	}
 	b.mu.Lock()
-	b.out--
 	b.doneLocked(given, h)
 	b.unlockAndTell()
 }
@@ -374,8 +370,8 @@ func (b *breaker) refusal(at time.Time) error {
 	return nil
 }
 
-// untouched reports whether losing b loses nothing at the time now, except for
-// the results of the last Window: it is closed, and no permit is out; or it has
+// untouched reports whether losing b, no permit of which is out, loses nothing at
+// the time now, except for the results of the last Window: it is closed; or it has
 // not been used since a probe was due, keep ago.
 func (b *breaker) untouched(now time.Time, keep time.Duration) bool {
 	if b == nil {
@@ -383,8 +379,5 @@ func (b *breaker) untouched(now time.Time, keep time.Duration) bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.current == gobreaker.StateClosed {
-		return b.out == 0
-	}
-	return now.Sub(b.until) > keep
+	return b.current == gobreaker.StateClosed || now.Sub(b.until) > keep
 }

@@ -350,7 +350,6 @@ func TestBreakerTellsChangesInOrderAndWithoutLocks(t *testing.T) {
 func (b *breaker) probeOf() permit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.out++
 	return permit{b, b.era, b.probe}
 }
 
@@ -494,14 +493,6 @@ func TestBreakerIsForgottenOnlyWhenNothingIsLost(t *testing.T) {
 		fresh := newBreaker(nil, "https://a", nil)
 		if !fresh.untouched(time.Now(), keep) {
 			t.Error("a new one is not untouched")
-		}
-		p, _ := fresh.allow()
-		if fresh.untouched(time.Now(), keep) {
-			t.Error("a permit is out")
-		}
-		p.done(success)
-		if !fresh.untouched(time.Now(), keep) {
-			t.Error("the permit was returned")
 		}
 		b := tripped(t, nil)
 		time.Sleep(30*time.Second + keep)

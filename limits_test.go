@@ -111,10 +111,7 @@ func TestHostsWithSomethingToRememberAreKept(t *testing.T) {
 		until time.Duration // after which it is forgotten
 	}{
 		{"in use", func(h *hostLimits) func() { h.all.get(h.origin); return func() { h.release(time.Now()) } }, math.MaxInt64},
-		{"permit out", func(h *hostLimits) func() {
-			p, _ := h.breaker.allow()
-			return func() { p.done(success) }
-		}, math.MaxInt64},
+		{"permit lost", func(h *hostLimits) func() { _, _ = h.breaker.allow(); return nil }, 0}, // in a panicking OnChange
 		{"paused", func(h *hostLimits) func() { h.pause(time.Now().Add(5 * time.Minute)); return nil }, 5 * time.Minute},
 		{"open breaker", func(h *hostLimits) func() {
 			for range 20 {
