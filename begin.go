@@ -95,7 +95,7 @@ func (f *flight) rescue() {
 	switch {
 	case f.rec.Epoch == 0: // not begun
 		f.conclude(result{info: f.refused(errPanicked).info, panic: v})
-	case f.rec.Outcome != Undecided: // recorded: what was to be told stays true
+	case f.rec.Outcome != Undecided, f.res.info.ID == f.id: // recorded: what was to be told stays true
 		f.res.panic, f.res.stream = v, nil // nobody gets to close it
 		f.conclude(f.res)
 	default:

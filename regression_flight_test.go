@@ -288,3 +288,59 @@ func TestARefusalTellsWhichOperationItIs(t *testing.T) {
 		})
 	}
 }
+
+// A hook that panicked when it was told that an operation stays pending, or that
+// it was not sent, made it unknown: no later pass sent it.
+func TestAPanicOfTheSettledHookLeavesWhatIsPending(t *testing.T) {
+	var panics atomic.Bool
+	opts := oncehttp.Options{MaxAttempts: 1, Trace: &oncehttp.Trace{Settled: func(oncehttp.Info) {
+		if panics.Load() {
+			panic("metrics")
+		}
+	}}}
+	for name, settle := range map[string]func(b *bench){
+		"postponed": func(b *bench) {
+			b.server.Script(oncehttptest.Stall(-1), oncehttptest.Status(500))
+			b.leavePending(b.t.Context(), "k", "1")
+			panics.Store(true)
+			b.pass(oncehttp.Handler{})
+		},
+		"interrupted": func(b *bench) {
+			b.server.Script(oncehttptest.Stall(-1))
+			panics.Store(true)
+			closed := make(chan error)
+			time.AfterFunc(time.Second, func() { closed <- b.client.Close() })
+			func() {
+				defer func() { _ = recover() }()
+				b.charge(b.t.Context(), "k", "1")
+			}()
+			<-closed
+			b.restart()
+		},
+		"not sent": func(b *bench) {
+			b.reopen(func(o *oncehttp.Options) {
+				o.Trace = &oncehttp.Trace{Settled: o.Trace.Settled, StoreFailed: func(i oncehttp.Info, err error) { b.t.Errorf("told %+v, %v", i, err) }}
+			})
+			b.server.Script(oncehttptest.DialError(nil))
+			panics.Store(true)
+			func() {
+				defer func() { _ = recover() }()
+				b.do(b.t.Context(), "k", "1")
+			}()
+			panics.Store(false)
+			b.server.Script(oncehttptest.Stall(-1))
+			b.leavePending(b.t.Context(), "k", "1") // it is a new operation
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, opts, func(t *testing.T, b *bench) {
+				panics.Store(false)
+				settle(b)
+				panics.Store(false)
+				if info := b.known("k"); info.Outcome != oncehttp.Undecided {
+					t.Errorf("is %+v", info)
+				}
+			})
+		})
+	}
+}
