@@ -85,19 +85,22 @@ func (f *flight) rescue() {
 		v = "oncehttp: a hook or the transport ended the operation's goroutine"
 	}
 	defer func() {
-		_ = recover()
-		if !f.isAnswered() { // a hook that panics always
-			res := f.res
-			res.panic = v
-			f.conclude(res)
+		_ = recover() // of a hook that panics always
+		if f.isAnswered() {
+			return
 		}
+		res := f.res
+		if res.info.ID != f.id {
+			res.info = f.info()
+			res.unsure()
+		}
+		res.panic, res.stream = v, nil // nobody gets to close it
+		f.conclude(res)
 	}()
 	switch {
 	case f.rec.Epoch == 0: // not begun
-		f.conclude(result{info: f.refused(errPanicked).info, panic: v})
+		f.res = f.notBegun(errPanicked)
 	case f.rec.Outcome != Undecided, f.res.info.ID == f.id: // recorded: what was to be told stays true
-		f.res.panic, f.res.stream = v, nil // nobody gets to close it
-		f.conclude(f.res)
 	default:
 		f.earlier, f.sent = true, true
 		f.res = result{panic: v}

@@ -273,11 +273,11 @@ func (f *flight) land(waiting bool) {
 // deliver hands the result to one caller.
 func (f *flight) deliver(req *http.Request, key chosenKey) (*http.Response, error) {
 	res := &f.res
-	if res.panic != nil {
-		panic(res.panic)
-	}
 	if key.op != nil {
 		key.op.tell(f.c, res.info, res.rec)
+	}
+	if res.panic != nil {
+		panic(res.panic)
 	}
 	if res.err != nil {
 		return nil, &OperationError{Key: res.info.Key, Attempts: res.info.Attempts, Outcome: res.info.Outcome, NotBefore: res.info.NotBefore, Err: res.err}

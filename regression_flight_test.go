@@ -344,3 +344,59 @@ func TestAPanicOfTheSettledHookLeavesWhatIsPending(t *testing.T) {
 		})
 	}
 }
+
+// After a panic, the handle said "undecided", which means that the operation will
+// be resumed; and an answer that was there could not be acknowledged.
+func TestAPanicIsToldToTheHandle(t *testing.T) {
+	boom := func() { panic("hook") }
+	probe := oncehttp.Trace{Breaker: func(i oncehttp.BreakerInfo) {
+		if i.To == "half-open" {
+			boom()
+		}
+	}}
+	for name, tt := range map[string]struct {
+		trace oncehttp.Trace
+		first []oncehttptest.Fault
+		want  oncehttp.Outcome
+	}{
+		"at admission, without record": {probe, nil, oncehttp.NotSent},
+		"at admission, after a try":    {probe, []oncehttptest.Fault{oncehttptest.DropResponse()}, oncehttp.Unknown},
+		"at admission, answered":       {probe, []oncehttptest.Fault{{}}, oncehttp.Succeeded},
+		"before the attempt":           {oncehttp.Trace{AttemptStart: func(oncehttp.AttemptInfo) { boom() }}, nil, oncehttp.Unknown},
+		"after the attempt":            {oncehttp.Trace{AttemptDone: func(oncehttp.AttemptInfo) { boom() }}, nil, oncehttp.Unknown},
+		"when it is settled":           {oncehttp.Trace{Settled: func(oncehttp.Info) { boom() }}, nil, oncehttp.Succeeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, oncehttp.Options{MaxAttempts: 1}, func(t *testing.T, b *bench) {
+				b.server.Script(tt.first...)
+				if len(tt.first) > 0 {
+					b.charge(t.Context(), "k", "1")
+				}
+				b.reopen(func(o *oncehttp.Options) {
+					o.Breaker = &oncehttp.Breaker{MinRequests: 1, Consecutive: 1}
+					o.Trace = &tt.trace
+				})
+				if tt.trace.Breaker != nil {
+					b.server.ScriptFor(isGet, oncehttptest.Status(500))
+					b.client.Get(host + "/v1/charges")
+					time.Sleep(30 * time.Second) // the next is a probe
+				}
+				ctx, op := oncehttp.Start(t.Context(), oncehttp.Op{Key: "k"})
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Error("the panic was swallowed")
+						}
+					}()
+					b.client.Do(b.request(ctx, "1"))
+				}()
+				if info := op.Info(); info.Outcome != tt.want || info.Key != "k" || info.Method != "POST" {
+					t.Errorf("told %+v, want %v", info, tt.want)
+				}
+				if err := op.Ack(t.Context()); (err == nil) != (tt.want == oncehttp.Succeeded) {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
