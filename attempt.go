@@ -145,7 +145,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 		differs = "account"
 	}
 	for _, name := range f.p.FingerprintHeaders {
-		if strings.Join(req.Header.Values(name), "\n") != strings.Join(t.Header.Values(name), "\n") {
+		if !slices.Equal(valuesOf(req.Header, name), valuesOf(t.Header, name)) {
 			differs = "header " + name
 		}
 	}

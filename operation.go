@@ -329,7 +329,7 @@ func (d *digester) fingerprint(p *Provider, req *http.Request, body []byte) [32]
 	mediaType, body := withoutBoundary(req.Header.Get("Content-Type"), body)
 	h.field(mediaType)
 	for _, name := range p.FingerprintHeaders {
-		h.field(strings.Join(req.Header.Values(name), "\n"))
+		h.field(strings.Join(valuesOf(req.Header, name), "\n"))
 	}
 	h.last(body)
 	return d.end(h)

@@ -244,7 +244,7 @@ func (p *Provider) account(h http.Header) string {
 	if p.Account == nil {
 		return ""
 	}
-	return strings.ReplaceAll(p.Account(h), "|", "/")
+	return strings.ReplaceAll(p.Account(canonical(h)), "|", "/")
 }
 
 func (p *Provider) replayed(h http.Header) bool {

@@ -400,3 +400,30 @@ func TestAPanicIsToldToTheHandle(t *testing.T) {
 		})
 	}
 }
+
+// An account whose header was not in its canonical form, which net/http sends as
+// it is, was no account: one tenant was given the answer of another.
+func TestTheAccountIsReadWhateverTheCaseOfItsHeader(t *testing.T) {
+	inBubble(t, oncehttp.Options{Providers: []oncehttp.Provider{{
+		Hosts: []string{"api.example.com"}, FingerprintHeaders: []string{"X-Tenant"},
+		Account: func(h http.Header) string { return h.Get("X-Account") },
+	}}}, func(t *testing.T, b *bench) {
+		for _, name := range []string{"x-account", "x-tenant"} {
+			send := func(value string) error {
+				req := b.request(t.Context(), "1", "Idempotency-Key", name)
+				req.Header[name] = []string{value}
+				resp, err := b.client.Do(req)
+				if err == nil {
+					resp.Body.Close()
+				}
+				return err
+			}
+			if err := send("a"); err != nil {
+				t.Error(err)
+			}
+			if err := send("b"); !errors.Is(err, oncehttp.ErrScope) && !errors.Is(err, oncehttp.ErrKeyReused) {
+				t.Errorf("%s b was given the answer of a: %v", name, err)
+			}
+		}
+	})
+}

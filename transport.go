@@ -173,6 +173,20 @@ func valuesOf(h http.Header, name string) (values []string) {
 	return values
 }
 
+// canonical returns a header with its names in the form that Get looks for.
+func canonical(h http.Header) http.Header {
+	for name := range h {
+		if http.CanonicalHeaderKey(name) != name {
+			c := make(http.Header, len(h))
+			for name := range h {
+				c[http.CanonicalHeaderKey(name)] = valuesOf(h, name)
+			}
+			return c
+		}
+	}
+	return h
+}
+
 // deleteHeader deletes a header, whatever the case of its name in the map.
 func deleteHeader(h http.Header, name string) {
 	for n := range h {
