@@ -50,7 +50,7 @@ type flight struct {
 
 	// Guarded by c.mu.
 	waiters  int
-	left     bool              // the last waiter has left, or is told what there is: nobody may join any more
+	left     bool              // it is over, with or without its waiters: nobody may join any more
 	told     bool              // some waiter has left, and was told that there is no answer
 	plain    bool              // some waiter does not come from Start
 	handles  []context.Context // of the Start calls whose caller will acknowledge
@@ -163,14 +163,14 @@ func newFlight(c *Client) *flight {
 // has landed.
 func (c *Client) join(ctx context.Context, f *flight, op *Operation) (*flight, error) {
 	for {
-		running, err := c.tryJoin(ctx, f, op)
-		if err != nil || !running.exclusive && !running.left {
+		running, joined, err := c.tryJoin(ctx, f, op)
+		if err != nil || joined {
 			return running, err
 		}
 		if ctx.Value(handlerKey{}) == running.id {
 			return nil, fmt.Errorf("%w: its handler is running", ErrInProgress)
 		}
-		if running.left { // it is cancelled, and what it comes to is what there is to tell
+		if !running.exclusive { // it is over, and what it comes to is what there is to tell
 			<-running.landed
 			continue
 		}
@@ -184,22 +184,22 @@ func (c *Client) join(ctx context.Context, f *flight, op *Operation) (*flight, e
 
 // tryJoin returns the flight that has the operation now: f, if it was free. The
 // callers' deadlines and their wish to acknowledge add up.
-func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight, error) {
+func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (running *flight, joined bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	running := c.flights[f.id]
+	running = c.flights[f.id]
 	switch {
 	case running == nil && c.idle != nil:
-		return nil, ErrClosed
+		return nil, false, ErrClosed
 	case running == nil && ctx.Err() != nil: // else the answer may be there before anybody looks
-		return nil, context.Cause(ctx)
+		return nil, false, context.Cause(ctx)
 	case running == nil:
 		running = f
 		c.flights[f.id] = f
 	case running.exclusive || running.left:
-		return running, nil
+		return running, false, nil
 	case running.fingerprint != f.fingerprint:
-		return nil, fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)
+		return nil, false, fmt.Errorf("%w: method, URL, body or a header that matters differs", ErrKeyReused)
 	}
 	running.waiters++
 	if d, ok := ctx.Deadline(); !ok {
@@ -212,7 +212,7 @@ func (c *Client) tryJoin(ctx context.Context, f *flight, op *Operation) (*flight
 	} else if !op.op.NoAck {
 		running.handles = append(running.handles, op.ctx)
 	}
-	return running, nil
+	return running, true, nil
 }
 
 // leave takes a waiter off a flight. The last one cancels it, and waits for what
