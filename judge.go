@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 )
 
 // An exchange is what one attempt came to.
@@ -35,9 +36,10 @@ func (x *exchange) status() int {
 // A judgement says what an exchange means for the operation.
 type judgement struct {
 	next      next
-	outcome   Outcome // with settle and stop
-	reason    Reason  // with stop and Unknown
-	uncertain bool    // the attempt may have had its effect
+	outcome   Outcome       // with settle and stop
+	reason    Reason        // with stop and Unknown
+	uncertain bool          // the attempt may have had its effect
+	wait      time.Duration // with again: what the provider asks for
 }
 
 type next uint8
@@ -78,6 +80,7 @@ func judge(p *Provider, x exchange, earlier bool) judgement {
 	}
 	switch verdict {
 	case InFlight:
+		retry.wait = p.InFlightWait
 		return retry
 	case NotExecuted:
 		retry.uncertain = false
@@ -115,6 +118,7 @@ func judge(p *Provider, x exchange, earlier bool) judgement {
 	case status/100 == 4 && p.replayed(x.resp.Header):
 		return rejected // the stored answer of this very key
 	case status == http.StatusConflict && earlier:
+		retry.wait = p.InFlightWait
 		return retry // our own earlier attempt may still run there
 	case status/100 == 4 && !earlier:
 		return rejected

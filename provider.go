@@ -60,6 +60,7 @@ type Provider struct {
 
 	ReplayedHeader string // "true" marks a replayed answer; empty means Idempotent-Replayed
 
+	InFlightWait   time.Duration // before a retry after InFlight, as if the server had sent it in Retry-After; 0 means the backoff alone
 	AttemptTimeout time.Duration // 0 means 30 s
 	RateLimit      float64       // attempts per second; 0 means no limit
 	Burst          int           // attempts at once under RateLimit; 0 means 1 s worth of them
@@ -274,8 +275,8 @@ func (p *Provider) resendFor(attemptTimeout time.Duration) time.Duration {
 
 func (p *Provider) check() error {
 	switch {
-	case p.Window < 0 || p.MaxKey < 0 || p.AttemptTimeout < 0 || p.RateLimit < 0 || p.Burst < 0:
-		return fmt.Errorf("oncehttp: provider %q: negative Window, MaxKey, AttemptTimeout, RateLimit or Burst", p.Name)
+	case p.Window < 0 || p.MaxKey < 0 || p.InFlightWait < 0 || p.AttemptTimeout < 0 || p.RateLimit < 0 || p.Burst < 0:
+		return fmt.Errorf("oncehttp: provider %q: negative Window, MaxKey, InFlightWait, AttemptTimeout, RateLimit or Burst", p.Name)
 	case len(p.Hosts) == 0:
 		return fmt.Errorf("oncehttp: provider %q: no Hosts", p.Name)
 	case checkHeader(http.Header{p.header(): nil}) != nil:

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncehttp/oncehttp"
 	"github.com/oncehttp/oncehttp/oncehttptest"
@@ -147,4 +148,47 @@ func TestAuthorizeTellsTheAccount(t *testing.T) {
 			t.Errorf("in live mode: %v, %d on the wire", err, b.wire())
 		}
 	})
+}
+
+// What the provider knows of how long a request runs there, counts like a
+// Retry-After: also for a 409 that an earlier attempt explains, and up to
+// MaxRetryAfter.
+func TestInFlightIsWaitedFor(t *testing.T) {
+	conflict := oncehttptest.Status(http.StatusConflict)
+	judge := func(r *http.Response, _ []byte) oncehttp.Verdict {
+		if r.StatusCode == http.StatusConflict {
+			return oncehttp.InFlight
+		}
+		return oncehttp.NoVerdict
+	}
+	for _, tt := range []struct {
+		name   string
+		judge  func(*http.Response, []byte) oncehttp.Verdict
+		faults []oncehttptest.Fault
+		wait   time.Duration // before the last attempt; 0: there is no other
+	}{
+		{"verdict", judge, []oncehttptest.Fault{conflict}, 20 * time.Second},
+		{"409 after a lost answer", nil, []oncehttptest.Fault{oncehttptest.DropResponse(), conflict}, 20 * time.Second},
+		{"the server asks for more", judge, []oncehttptest.Fault{oncehttptest.Status(http.StatusConflict, "Retry-After", "40")}, 40 * time.Second},
+		{"the server asks for less", judge, []oncehttptest.Fault{oncehttptest.Status(http.StatusConflict, "Retry-After", "1")}, 20 * time.Second},
+		{"longer than MaxRetryAfter", judge, []oncehttptest.Fault{conflict}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			opts := oncehttp.Options{Providers: []oncehttp.Provider{{Name: "x", Hosts: []string{"api.example.com"}, Judge: tt.judge, InFlightWait: 20 * time.Second}}}
+			if tt.wait == 0 {
+				opts.MaxRetryAfter = 10 * time.Second
+			}
+			inBubble(t, *opts.WithRand(func(int64) int64 { return 0 }), func(t *testing.T, b *bench) {
+				b.server.Script(tt.faults...)
+				start := time.Now()
+				info, err := b.charge(t.Context(), "k", "1")
+				if err != nil || (info.Outcome == oncehttp.Succeeded) != (tt.wait > 0) || time.Since(start).Round(time.Millisecond) != tt.wait {
+					t.Errorf("%v, %v after %v", info.Outcome, err, time.Since(start))
+				}
+				if tt.wait == 0 && info.NotBefore.Sub(start) != 20*time.Second {
+					t.Errorf("not before %v", info.NotBefore)
+				}
+			})
+		})
+	}
 }

@@ -151,6 +151,9 @@ func (a *call) plan(ctx context.Context) error {
 	if a.last.resp != nil {
 		after, asked = retryAfter(a.last.resp.Header, now)
 	}
+	if a.verdict.wait > after {
+		after, asked = a.verdict.wait, true
+	}
 	a.wait = fullJitter(a.attempts-1, o.BackoffBase, o.BackoffCap, o.rnd)
 	if asked {
 		a.notBefore = now.Add(min(after, math.MaxInt64-a.wait))
