@@ -173,7 +173,7 @@ func (c *Client) provider(u *url.URL) *Provider {
 			return &c.opts.Providers[i]
 		}
 	}
-	for _, p := range builtinProviders {
+	for _, p := range builtinByDomain[domain(u.Hostname())] {
 		if p.matches(u) {
 			return p
 		}

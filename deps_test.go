@@ -73,8 +73,8 @@ func TestEachDependencyHasItsFiles(t *testing.T) {
 		{"unsafe", "not needed", nil},
 		{"net/http", "limits and stores know nothing of HTTP", []string{
 			"admin.go", "attempt.go", "begin.go", "client.go", "errors.go", "flight.go", "handle.go", "judge.go", "operation.go",
-			"options.go", "prepare.go", "provider.go", "resumption.go",
-			"resume.go", "retry.go", "retryafter.go", "settle.go", "stored.go", "transport.go",
+			"options.go", "prepare.go", "provider.go", "providers.go", "resumption.go",
+			"resume.go", "retry.go", "retryafter.go", "settle.go", "stored.go", "transport.go", "verdicts.go",
 		}},
 	}
 	files, err := filepath.Glob("*.go")

@@ -1,6 +1,7 @@
 package oncehttp_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -393,3 +394,30 @@ func sealingOptions(newKey, oldKey []byte) *oncehttp.Options {
 	options := &oncehttp.Options{SealingKeys: [][]byte{newKey, oldKey}} // the first seals, all open
 	return options
 }
+
+func ownProviders() *oncehttp.Options {
+	ledger := oncehttp.Provider{
+		Name:   "ledger", // for messages
+		Hosts:  []string{"ledger.internal", "*.ledger.example.com"},
+		Header: "X-Request-Id",
+		Window: 2 * time.Hour, // what its operators publish
+		Judge: func(resp *http.Response, body []byte) oncehttp.Verdict {
+			if resp.StatusCode == http.StatusConflict && bytes.Contains(body, []byte("in_progress")) {
+				return oncehttp.InFlight // wait, then ask again
+			}
+			return oncehttp.NoVerdict // the status decides
+		},
+	}
+	payments := oncehttp.PayPal // a copy that knows more of one API
+	payments.PathPrefix, payments.Window = "/v2/payments/", 45*24*time.Hour
+	options := &oncehttp.Options{Providers: []oncehttp.Provider{ledger, payments}}
+	return options
+}
+
+func worldpayWithKeys() oncehttp.Provider {
+	worldpay := oncehttp.Worldpay // of a merchant for whom keys were enabled
+	worldpay.NoKeys, worldpay.MaxKey, worldpay.Window = false, 36, 24*time.Hour
+	return worldpay
+}
+
+var _, _ = ownProviders, worldpayWithKeys

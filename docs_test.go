@@ -282,7 +282,7 @@ func TestReadmeHasTheDefaults(t *testing.T) {
 		fmt.Sprintf("| %s, Stripe %s; keyed requests only |", d["AttemptTimeout"], d["Stripe.AttemptTimeout"]),
 		fmt.Sprintf("over %s, and %s/s with bursts of %s |", d["Budget.Window"], d["Budget.MinPerSecond"], d["Budget.Burst"]),
 		fmt.Sprintf("| %s requests in %s, over half failed and the last %s, or %[1]s in a row and no success for 1 s; open %[4]s; one probe |", d["Breaker.MinRequests"], d["Breaker.Window"], d["Breaker.Consecutive"], d["Breaker.OpenFor"]),
-		fmt.Sprintf("| Stripe v1 %s, v2 %s, others %s: ", d["Stripe.Window"], d["StripeV2.Window"], d["Provider.Window"]),
+		fmt.Sprintf("| Stripe v1 %s, v2 %s, unlisted hosts %s: ", d["Stripe.Window"], d["StripeV2.Window"], d["Provider.Window"]),
 		fmt.Sprintf("| %s each way;", d["MaxBodyBytes"]),
 	} {
 		if !strings.Contains(page, want) {

@@ -113,5 +113,8 @@ func inWords(d time.Duration) string {
 	return strings.Join(words, " ")
 }
 
+// InWords writes a duration as the documents do.
+var InWords = inWords
+
 // FullJitter is the backoff.
 var FullJitter = fullJitter

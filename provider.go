@@ -12,9 +12,9 @@ import (
 )
 
 // A Provider says how one API treats idempotency keys. The first provider of
-// [Options.Providers], then of the built-in ones ([Stripe], [StripeV2],
-// [Twilio]), that matches a request's host and path is used; else the defaults
-// of the fields.
+// [Options.Providers], then of the built-in ones (those of this package's
+// variables, such as [Stripe]), that matches a request's host and path is used;
+// else the defaults of the fields.
 type Provider struct {
 	Name string // for messages
 
@@ -81,91 +81,8 @@ const (
 	Stop                          // the server asks not to retry
 )
 
-// Stripe is the built-in provider of Stripe's API v1.
-// Source: https://docs.stripe.com/api/idempotent_requests (keys of up to 255
-// characters, removed after at least 24 hours, 500s stored),
-// https://docs.stripe.com/error-low-level, and the stripe-go client (80 s).
-var Stripe = Provider{
-	Name:               "Stripe v1",
-	Hosts:              []string{"api.stripe.com"},
-	PathPrefix:         "/v1/",
-	Window:             24 * time.Hour,
-	Account:            stripeAccount,
-	FingerprintHeaders: []string{"Stripe-Account", "Stripe-Context"},
-	Judge:              judgeStripe,
-	StoredRefusals:     []int{http.StatusPaymentRequired},
-	AttemptTimeout:     80 * time.Second,
-}
-
-// StripeV2 is the built-in provider of Stripe's API v2, which executes failed
-// work again on a retry and remembers keys for 30 days.
-// Source: https://docs.stripe.com/api-v2-overview#idempotency.
-var StripeV2 = Provider{
-	Name:               "Stripe v2",
-	Hosts:              []string{"api.stripe.com"},
-	PathPrefix:         "/v2/",
-	Methods:            []string{http.MethodPost, http.MethodDelete},
-	Window:             30 * 24 * time.Hour,
-	Account:            stripeAccount,
-	FingerprintHeaders: []string{"Stripe-Account", "Stripe-Context"},
-	Judge:              judgeStripe,
-	AttemptTimeout:     80 * time.Second,
-}
-
-// Twilio is the built-in provider of Twilio's API, which has no idempotency
-// keys: a POST that may have been received must not be sent again.
-var Twilio = Provider{Name: "Twilio", Hosts: []string{"api.twilio.com"}, NoKeys: true}
-
-var builtinProviders = []*Provider{&Stripe, &StripeV2, &Twilio}
-
 // unlisted is the provider of hosts that no other one matches.
 var unlisted = Provider{Name: "default"}
-
-// stripeAccount tells test from live mode by the API key's prefix, and the
-// connected account by its headers.
-func stripeAccount(h http.Header) string {
-	mode := ""
-	token := h.Get("Authorization")
-	if user, _, ok := (&http.Request{Header: h}).BasicAuth(); ok {
-		token = user
-	}
-	switch {
-	case strings.Contains(token, "k_live_"):
-		mode = "live"
-	case strings.Contains(token, "k_test_"):
-		mode = "test"
-	}
-	return mode + "/" + h.Get("Stripe-Account") + "/" + h.Get("Stripe-Context")
-}
-
-func judgeStripe(resp *http.Response, body []byte) Verdict {
-	if resp.StatusCode < 300 {
-		return NoVerdict
-	}
-	if resp.StatusCode < 500 {
-		var answer struct {
-			Error struct{ Type, Code string }
-		}
-		_ = json.Unmarshal(body, &answer) // another shape says nothing
-		switch {
-		case answer.Error.Code == "idempotency_key_in_use":
-			return InFlight
-		case answer.Error.Code == "lock_timeout":
-			return NotExecuted
-		case answer.Error.Type == "idempotency_error":
-			return OtherPayload
-		}
-	} else if replayed, _ := strconv.ParseBool(resp.Header.Get("Idempotent-Replayed")); replayed {
-		return StoredFailure
-	}
-	switch resp.Header.Get("Stripe-Should-Retry") {
-	case "true":
-		return Retry
-	case "false":
-		return Stop
-	}
-	return NoVerdict
-}
 
 func (p *Provider) matches(u *url.URL) bool {
 	return strings.HasPrefix(u.Path, p.PathPrefix) && p.matchesHost(u.Hostname())
@@ -257,7 +174,7 @@ func (p *Provider) replayed(h http.Header) bool {
 	return replayed
 }
 
-// defaultWindow is the shortest window that a large provider documents.
+// defaultWindow is what most providers document.
 const defaultWindow = 24 * time.Hour
 
 func (p *Provider) window() time.Duration {
