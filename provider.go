@@ -143,7 +143,8 @@ func (p *Provider) keyIn(body []byte) (key string) {
 	return key
 }
 
-// wire returns the key as it is sent; bare is its inverse.
+// wire returns the key as it is sent: bare, or as a structured-field string (RFC
+// 9651, section 4.1.6).
 func (p *Provider) wire(key string) string {
 	if p.Quoted {
 		return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
@@ -151,11 +152,19 @@ func (p *Provider) wire(key string) string {
 	return key
 }
 
-func (p *Provider) bare(value string) string {
-	if p.Quoted && len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
-		return strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(value[1 : len(value)-1])
+// read returns the key of a header's value, be it as wire writes it or, for Quoted,
+// bare, as SDKs do. What begins as a string and is none is refused: quoted once
+// more, it would be another key.
+func (p *Provider) read(value string) (string, error) {
+	inner, quoted := strings.CutPrefix(value, `"`)
+	if !p.Quoted || !quoted {
+		return value, nil
 	}
-	return value
+	key := strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(strings.TrimSuffix(inner, `"`))
+	if p.wire(key) != value { // a string has one form
+		return "", fmt.Errorf("%w: header %s is not a structured-field string", ErrKeyInvalid, p.header())
+	}
+	return key, nil
 }
 
 func (p *Provider) account(h http.Header) string {

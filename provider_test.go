@@ -192,3 +192,74 @@ func TestInFlightIsWaitedFor(t *testing.T) {
 		})
 	}
 }
+
+// A quoted key is a String of RFC 9651: quotation mark and backslash are escaped,
+// nothing else is, and there is nothing around it. An SDK may set it bare.
+func TestQuotedKeysAreStructuredFieldStrings(t *testing.T) {
+	quoted := oncehttp.Provider{Name: "x", Hosts: []string{"api.example.com"}, Quoted: true, MaxKey: 10}
+	tests := []struct {
+		name, start, header string // the caller's
+		key, wire           string // key "" means that it is refused
+	}{
+		{"of Start", "order-1", "", "order-1", `"order-1"`},
+		{"of Start, with a quotation mark", `a"b`, "", `a"b`, `"a\"b"`},
+		{"of Start, with a backslash", `a\b`, "", `a\b`, `"a\\b"`},
+		{"of Start, ends with a backslash", `a\`, "", `a\`, `"a\\"`},
+		{"of Start, as long as may be", `""""""""""`, "", `""""""""""`, `"` + strings.Repeat(`\"`, 10) + `"`},
+		{"of Start, too long", `"""""""""""`, "", "", ""},
+		{"of Start, wins", "order-1", `"x`, "order-1", `"order-1"`},
+		{"bare", "", "order-1", "order-1", `"order-1"`},
+		{"bare, with a quotation mark", "", `a"b`, `a"b`, `"a\"b"`},
+		{"string", "", `"order-1"`, "order-1", `"order-1"`},
+		{"string, escaped", "", `"a\"\\b"`, `a"\b`, `"a\"\\b"`},
+		{"string, escaped backslash before its end", "", `"a\\"`, `a\`, `"a\\"`},
+		{"string, empty", "", `""`, "", ""},
+		{"quotation mark alone", "", `"`, "", ""},
+		{"without its end", "", `"a`, "", ""},
+		{"its end escaped", "", `"a\"`, "", ""},
+		{"quotation mark within", "", `"a"b"`, "", ""},
+		{"another escape", "", `"a\b"`, "", ""},
+		{"with parameters", "", `"a";b=1`, "", ""},
+		{"two", "", `"a", "b"`, "", ""},
+		{"not ASCII", "", `"\u00fc"`, "", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, oncehttp.Options{Providers: []oncehttp.Provider{quoted}}, func(t *testing.T, b *bench) {
+				ctx, told := t.Context(), func() string { return "" }
+				if tt.start != "" {
+					c, op := oncehttp.Start(ctx, oncehttp.Op{Key: tt.start, NoAck: true})
+					ctx, told = c, op.Key
+				}
+				req := b.request(ctx, "1")
+				if tt.header != "" {
+					req.Header.Set("Idempotency-Key", tt.header)
+				}
+				b.server.Script(oncehttptest.DropResponse())
+				resp, err := b.client.Do(req)
+				if tt.key == "" {
+					if !errors.Is(err, oncehttp.ErrKeyInvalid) || b.wire() != 0 {
+						t.Errorf("%v, %d on the wire", err, b.wire())
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				info, _ := oncehttp.OperationFrom(resp)
+				if info.Key != tt.key || tt.start != "" && told() != tt.key {
+					t.Errorf("key %q, want %q", info.Key, tt.key)
+				}
+				if b.wire() != 2 {
+					t.Errorf("%d attempts, want 2", b.wire())
+				}
+				for _, a := range b.server.Attempts() {
+					if got := a.Header.Values("Idempotency-Key"); len(got) != 1 || got[0] != tt.wire {
+						t.Errorf("on the wire: %q, want %q", got, tt.wire)
+					}
+				}
+			})
+		})
+	}
+}

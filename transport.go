@@ -85,8 +85,8 @@ func (c *Client) keyOf(p *Provider, req *http.Request) (chosenKey, bool) {
 		return chosenKey{}, false
 	}
 	if values := valuesOf(req.Header, p.header()); len(values) > 0 {
-		k := chosenKey{key: p.bare(values[0]), given: true}
-		if len(values) > 1 {
+		k := chosenKey{given: true}
+		if k.key, k.err = p.read(values[0]); len(values) > 1 {
 			k.err = fmt.Errorf("%w: header %s has %d values", ErrKeyInvalid, p.header(), len(values))
 		}
 		return k, true
