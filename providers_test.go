@@ -331,3 +331,22 @@ func TestWorldpayIsSentOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestTransientErrorsHadNoEffect: what is refused after an answer of Adyen's with
+// transient-error: true is refused; after one without, nobody knows.
+func TestTransientErrorsHadNoEffect(t *testing.T) {
+	for transient, want := range map[bool]oncehttp.Outcome{true: oncehttp.Rejected, false: oncehttp.Unknown} {
+		synctest.Test(t, func(t *testing.T) {
+			resp, _ := fixture(t, "adyen/transient-503")
+			if !transient {
+				resp.Header.Del("Transient-Error")
+			}
+			refusal := &http.Response{StatusCode: 401, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Body: http.NoBody}
+			p := &player{answers: []*http.Response{resp, refusal}}
+			info, _, err := perform(t, p, "https://checkout-test.adyen.com/v71/payments", "", "")
+			if err != nil || info.Outcome != want || len(p.requests) != 2 {
+				t.Errorf("transient=%v: %v, %v, %d attempts", transient, info.Outcome, err, len(p.requests))
+			}
+		})
+	}
+}
