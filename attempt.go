@@ -50,12 +50,11 @@ func (f *flight) attempt(n int) (x exchange) {
 	target := f.template.URL
 	var via []*http.Request
 	for {
-		req, err := f.request(ctx, target)
+		var conn connTrace
+		req, err := f.request(ctx, conn.watch(ctx, onConn), target)
 		if err != nil {
 			return exchange{err: err, refused: len(via) == 0, resent: x.resent}
 		}
-		var conn connTrace
-		req = req.WithContext(conn.watch(ctx, onConn)) // not for what Authorize sends
 		x.resp, x.err = roundTrip(f.c.base, req)
 		x.resent = x.resent || conn.got.Load() > 1
 		if x.err != nil {
@@ -84,17 +83,22 @@ func hangUp(conn net.Conn) {
 	}
 }
 
-// request makes the request of an attempt and checks it against the record.
-func (f *flight) request(ctx context.Context, target *url.URL) (*http.Request, error) {
+// request makes the request of an attempt and checks it against the record. It has
+// the context watched, and not what Authorize sends with ctx.
+func (f *flight) request(ctx, watched context.Context, target *url.URL) (*http.Request, error) {
 	if now := f.c.clock.now(); now.After(f.rec.ResendUntil) {
 		return nil, fmt.Errorf("%w (since %v)", ErrWindowClosed, f.rec.ResendUntil.Format(time.RFC3339))
+	}
+	authorize := f.c.opts.Authorize
+	if authorize == nil {
+		ctx = watched
 	}
 	req := f.template.WithContext(ctx)
 	u := *target
 	req.URL = &u
 	req.Header = f.template.Header.Clone()
 	req.Body = f.newBody()
-	if authorize := f.c.opts.Authorize; authorize != nil {
+	if authorize != nil {
 		given := req.Body
 		if err := authorize(ctx, f.info(), req); err != nil {
 			return nil, fmt.Errorf("oncehttp: Options.Authorize: %w", err)
@@ -102,6 +106,7 @@ func (f *flight) request(ctx context.Context, target *url.URL) (*http.Request, e
 		if req.Body != given {
 			return nil, fmt.Errorf("%w: Options.Authorize replaced its body", ErrMismatch)
 		}
+		req = req.WithContext(watched)
 		req.Body = f.newBody() // that one may have been read, for a signature
 	}
 	if err := f.checkOut(req, target); err != nil {
@@ -132,7 +137,7 @@ func (f *flight) checkOut(req *http.Request, target *url.URL) error {
 	switch {
 	case req.Method != t.Method:
 		differs = "method"
-	case requestURL(req.URL) != requestURL(target):
+	case *req.URL != *target && requestURL(req.URL) != requestURL(target):
 		differs = "URL"
 	case req.Host != t.Host:
 		differs = "Host"

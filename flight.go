@@ -93,6 +93,8 @@ func (c *Client) fly(f *flight, req *http.Request, key chosenKey, begin func(*ca
 	switch {
 	case err != nil:
 		return f.refuse(req, key, err)
+	case running == f && neverEnds(req):
+		f.run(begin)
 	case running == f:
 		go f.run(begin)
 	default:
@@ -100,6 +102,10 @@ func (c *Client) fly(f *flight, req *http.Request, key chosenKey, begin func(*ca
 	}
 	return c.await(running, req, key)
 }
+
+// neverEnds reports whether a caller cannot leave: its operation needs no goroutine
+// of its own.
+func neverEnds(req *http.Request) bool { return req.Context().Done() == nil && canceled(req) == nil }
 
 // await waits for a flight's result on behalf of one caller.
 func (c *Client) await(f *flight, req *http.Request, key chosenKey) (*http.Response, error) {

@@ -321,10 +321,10 @@ func (h *digest) last(b []byte) {
 // fingerprint is the digest of what must not change under a key: method, URL,
 // Host, media type, body and the provider's headers. A multipart boundary is
 // not part of it: the standard library makes a new one for every attempt.
-func (d *digester) fingerprint(p *Provider, req *http.Request, body []byte) [32]byte {
+func (d *digester) fingerprint(p *Provider, req *http.Request, url string, body []byte) [32]byte {
 	h := d.begin("request")
 	h.field(req.Method)
-	h.field(requestURL(req.URL))
+	h.field(url)
 	h.field(hostOverride(req))
 	mediaType, body := withoutBoundary(req.Header.Get("Content-Type"), body)
 	h.field(mediaType)

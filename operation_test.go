@@ -62,7 +62,7 @@ func TestFingerprintCoversWhatMustNotChange(t *testing.T) {
 		return post(t, "https://api.stripe.com/v1/charges?a=1", "application/x-www-form-urlencoded", "Stripe-Account", "acct_1"), "order=1"
 	}
 	req, body := base()
-	want := d.fingerprint(&Stripe, req, []byte(body))
+	want := d.fingerprint(&Stripe, req, requestURL(req.URL), []byte(body))
 	same := map[string]func(*http.Request, *string){
 		"nothing":        func(*http.Request, *string) {},
 		"Stripe-Version": func(r *http.Request, _ *string) { r.Header.Set("Stripe-Version", "2026-01-01") },
@@ -84,18 +84,18 @@ func TestFingerprintCoversWhatMustNotChange(t *testing.T) {
 	for name, change := range same {
 		req, body := base()
 		change(req, &body)
-		if d.fingerprint(&Stripe, req, []byte(body)) != want {
+		if d.fingerprint(&Stripe, req, requestURL(req.URL), []byte(body)) != want {
 			t.Errorf("%s changes the fingerprint", name)
 		}
 	}
 	for name, change := range different {
 		req, body := base()
 		change(req, &body)
-		if d.fingerprint(&Stripe, req, []byte(body)) == want {
+		if d.fingerprint(&Stripe, req, requestURL(req.URL), []byte(body)) == want {
 			t.Errorf("%s does not change the fingerprint", name)
 		}
 	}
-	if newDigester([32]byte{2}).fingerprint(&Stripe, req, []byte(body)) == want {
+	if newDigester([32]byte{2}).fingerprint(&Stripe, req, requestURL(req.URL), []byte(body)) == want {
 		t.Error("the fingerprint is not keyed")
 	}
 }
@@ -114,7 +114,7 @@ func TestDigestsAreThoseOfFormat1(t *testing.T) {
 	d := newDigester([32]byte{1})
 	req := post(t, "https://user:pw@api.stripe.com/v1/charges?a=1#f", "text/plain", "Stripe-Account", "acct_1", "X-Token", "t")
 	for range 2 { // the second time with what the first has left behind
-		sum := d.fingerprint(&Stripe, req, []byte("order=1"))
+		sum := d.fingerprint(&Stripe, req, requestURL(req.URL), []byte("order=1"))
 		if want := digest("request", "POST", "https://api.stripe.com/v1/charges?a=1", "", "text/plain", "acct_1", "", "order=1"); !bytes.Equal(sum[:], want) {
 			t.Errorf("fingerprint %x, want %x", sum, want)
 		}
@@ -130,7 +130,8 @@ func TestMultipartBoundaryIsNotPartOfTheFingerprint(t *testing.T) {
 	d := newDigester([32]byte{})
 	form := func(boundary, value string) [32]byte {
 		body := "--" + boundary + "\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n" + value + "\r\n--" + boundary + "--\r\n"
-		return d.fingerprint(&unlisted, post(t, "https://x/", "multipart/form-data; boundary="+boundary), []byte(body))
+		req := post(t, "https://x/", "multipart/form-data; boundary="+boundary)
+		return d.fingerprint(&unlisted, req, requestURL(req.URL), []byte(body))
 	}
 	if form("aaaa", "v") != form("bbbb", "v") {
 		t.Error("another boundary, another fingerprint")

@@ -36,7 +36,7 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
 		}
 		f.body = body
 	}
-	f.fingerprint = f.c.digest.fingerprint(p, req, f.body)
+	f.fingerprint = f.c.digest.fingerprint(p, req, f.meta.URL, f.body)
 	f.rec.Fingerprint = f.fingerprint
 	f.template = f.newTemplate(req)
 	if p.BodyField == "" {
