@@ -169,3 +169,14 @@ func TestProviderIsFoundByHostAndPath(t *testing.T) {
 		}
 	}
 }
+
+// A provider is looked for at every request, also those without a key.
+func TestProvidersAreFoundWithoutAllocation(t *testing.T) {
+	c := &Client{}
+	for _, raw := range []string{"https://api.example.com/v1/charges", "https://acme.chargebee.com/api/v2/customers", "https://[::1]:8080/"} {
+		u := post(t, raw, "").URL
+		if n := testing.AllocsPerRun(100, func() { c.provider(u) }); n > 0 {
+			t.Errorf("%s: %v allocations", raw, n)
+		}
+	}
+}
