@@ -35,6 +35,12 @@ var mutants = []mutant{
 	{name: "sent before the commit", killer: "TestPowerFailure", edits: []edit{{
 		"begin.go", "existing, err := c.store.Begin(f.ctx, rec)", "var existing *Record\n\tvar err error\n\tgo c.store.Begin(f.ctx, rec)",
 	}}},
+	{name: "sent before the commit, and killed", killer: "TestKilledInSystemCalls", edits: []edit{{
+		"begin.go", "existing, err := c.store.Begin(f.ctx, rec)", "var existing *Record\n\tvar err error\n\tgo c.store.Begin(f.ctx, rec)",
+	}}},
+	{name: "acknowledged before the handler has recorded it", killer: "TestKilledInSystemCalls", edits: []edit{{
+		"handle.go", "\tif err == nil {\n\t\terr = p.protect(func() error { return p.h.Settled", "\tif err == nil {\n\t\t_ = p.c.ack(f.writes(), rec)\n\t\terr = p.protect(func() error { return p.h.Settled",
+	}}},
 	{name: "success is told before it is durable", killer: "TestPowerFailure", edits: []edit{{
 		"settle.go", "if lazy := rec.Outcome == Succeeded && !rec.AckDue; lazy {", "if rec.Outcome == Succeeded {",
 	}}},
@@ -115,7 +121,7 @@ func TestMutantsAreNoticed(t *testing.T) {
 			}
 		}
 	}
-	all := append([]mutant{{name: "none", killer: "TestPowerFailure|TestKilledAndThenWithoutPower|TestSyncFailsAndThenThePower|TestDiskErrors|TestReadErrors|TestFullDisk"}}, mutants...)
+	all := append([]mutant{{name: "none", killer: "TestPowerFailure|TestKilledAndThenWithoutPower|TestSyncFailsAndThenThePower|TestDiskErrors|TestReadErrors|TestFullDisk|TestKilledInSystemCalls"}}, mutants...)
 	for _, m := range all {
 		t.Run(m.name, func(t *testing.T) {
 			out, err := m.run(t, dir)
