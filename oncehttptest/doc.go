@@ -15,6 +15,8 @@
 //	s.Script(oncehttptest.DropResponse(), oncehttptest.Status(503))
 //	client := &http.Client{Transport: s.Transport()}
 //
+// [CheckServer] asks a real server whether it deduplicates.
+//
 // The package is for tests: it keeps everything it has seen in memory until
 // [Server.Reset].
 package oncehttptest

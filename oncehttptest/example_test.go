@@ -1,6 +1,7 @@
 package oncehttptest_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,4 +79,40 @@ func ExampleServer_FaultFunc() {
 func ExampleFault_With() {
 	fmt.Println(oncehttptest.NoHooks().With(oncehttptest.Delay(time.Minute)).With(oncehttptest.DropResponse()))
 	// Output: NoHooks+Delay(1m0s)+DropResponse
+}
+
+// Before a client relies on a host, somebody should ask the host.
+func ExampleCheckServer() {
+	staging := oncehttptest.New(oncehttptest.Charges())
+	staging.ScriptFor(oncehttptest.ByBody("check-3"), oncehttptest.Slow(300*time.Millisecond))
+
+	report, err := oncehttptest.CheckServer(context.Background(), oncehttptest.Check{
+		Client: &http.Client{Transport: staging.Transport()},
+		NewRequest: func(ctx context.Context, key string, n int) (*http.Request, error) {
+			body := strings.NewReader(fmt.Sprintf("order=check-%d", n))
+			req, err := http.NewRequestWithContext(ctx, "POST", "https://staging.example/v1/charges", body)
+			if err != nil {
+				return nil, err
+			}
+			req.Header.Set("Idempotency-Key", key)
+			return req, nil
+		},
+		Keyless: true,
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(report)
+	fmt.Println("may be relied on:", report.OK())
+
+	// Output:
+	// same key, same request   right   one effect, the same answer: id "ch_1"
+	// same key, other payload  right   refused with 400 Bad Request
+	// same key, two at once    right   one effect, id "ch_2"; the other was refused with 409 Conflict
+	// no key                   right   accepted with 200 OK: a key is not required
+	// key in quotes            untold  not asked
+	// mark of a replay                 Idempotent-Replayed: true
+	// window                   untold  how long a key is remembered takes that long to see
+	//
+	// may be relied on: true
 }
