@@ -84,7 +84,8 @@ func ExampleFault_With() {
 // Before a client relies on a host, somebody should ask the host.
 func ExampleCheckServer() {
 	staging := oncehttptest.New(oncehttptest.Charges())
-	staging.ScriptFor(oncehttptest.ByBody("check-3"), oncehttptest.Slow(300*time.Millisecond))
+	bank := oncehttptest.Slow(300 * time.Millisecond) // long enough to be met there
+	staging.ScriptFor(oncehttptest.ByBody("check-3"), bank, bank)
 
 	report, err := oncehttptest.CheckServer(context.Background(), oncehttptest.Check{
 		Client: &http.Client{Transport: staging.Transport()},

@@ -144,7 +144,8 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // TestBothHalvesSurviveKill: the shop and the server are killed alternately, at
-// random moments. Each order is charged once, and has one answer.
+// random moments. Each order is charged once, and has one answer, the same in the
+// shop's ledger and at the server.
 func TestBothHalvesSurviveKill(t *testing.T) {
 	kills, seed := 100, uint64(1)
 	if testing.Short() {
@@ -168,22 +169,32 @@ func TestBothHalvesSurviveKill(t *testing.T) {
 	drain, paid := make(chan struct{}), make(chan struct{}, 1000)
 	server, shop := start(t, "server", bank, "", socket), start(t, "shop", office, url)
 	fed := q.feed(shop, drain, paid)
-	wait := func(c <-chan struct{}, what string) {
+	fail := func(what string) {
+		t.Helper()
+		for _, c := range []*child{shop, server} {
+			c.Process.Kill()
+			c.Wait() // its log is complete
+		}
+		t.Fatalf("%s\nshop: %s\nserver: %s", what, &shop.log, &server.log)
+	}
+	wait := func(c, over <-chan struct{}, what string) {
 		t.Helper()
 		select {
 		case <-c:
+		case <-over:
+			fail("the shop has ended before " + what)
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: not within a minute\nshop: %s\nserver: %s", what, &shop.log, &server.log)
+			fail("within a minute, not " + what)
 		}
 	}
 	for i := range kills {
 		for range 1 + rng.IntN(6) {
-			wait(paid, "an order to be paid")
+			wait(paid, fed, "an order was paid")
 		}
 		<-time.After(time.Duration(rng.Int64N(int64(5 * time.Millisecond))))
 		if i%2 == 0 {
 			shop.kill(t)
-			wait(fed, "the dead shop's last word")
+			wait(fed, nil, "the dead shop's last word")
 			shop = start(t, "shop", office, url)
 			fed = q.feed(shop, drain, paid)
 		} else {
@@ -192,7 +203,7 @@ func TestBothHalvesSurviveKill(t *testing.T) {
 		}
 	}
 	close(drain)
-	wait(fed, "all orders to be paid")
+	wait(fed, nil, "all orders were paid")
 	if err := shop.Wait(); err != nil {
 		t.Fatalf("the shop: %v\n%s", err, &shop.log)
 	}
