@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/oncehttp/oncehttp"
+	"github.com/oncehttp/oncehttp/internal/reliability"
 	"github.com/oncehttp/oncehttp/oncehttptest"
 )
 
@@ -56,6 +57,7 @@ func TestOneEffectWhereverACallIsKilled(t *testing.T) {
 		}
 	})
 	deaths.check(t, "call: ", callPoints)
+	reportKills(t, "kill -9 at each step of a call", "real processes and sockets; the next life resumes", len(callPoints)*times(4))
 }
 
 func TestOneEffectWhereverResumeIsKilled(t *testing.T) {
@@ -74,6 +76,7 @@ func TestOneEffectWhereverResumeIsKilled(t *testing.T) {
 		}
 	})
 	deaths.check(t, "resume: ", resumePoints)
+	reportKills(t, "kill -9 at each step of a resumption", "after a life that was killed in a call", len(resumePoints)*times(4))
 }
 
 func TestOneEffectWhenKilledAgainAndAgain(t *testing.T) {
@@ -92,6 +95,7 @@ func TestOneEffectWhenKilledAgainAndAgain(t *testing.T) {
 			crash(t, &deaths, fmt.Sprint(seed), lives...)
 		}
 	})
+	reportKills(t, "kill -9 again and again", "two to four lives, each killed at a random step", times(30))
 }
 
 func TestOneEffectWhenKilledAtAnyMoment(t *testing.T) {
@@ -107,6 +111,14 @@ func TestOneEffectWhenKilledAtAnyMoment(t *testing.T) {
 		}
 	})
 	deaths.check(t, "any ", []string{"moment"})
+	reportKills(t, "kill -9 at any moment", "three lives, each killed after a random time", times(30))
+}
+
+// reportKills reports histories, each of which has failed its test if a promise was
+// broken.
+func reportKills(t *testing.T, class, how string, histories int) {
+	t.Helper()
+	reliability.Report(t, reliability.Result{Class: class, How: how, Cases: histories})
 }
 
 // TestPoisonedOperationIsSetAside: an operation that is the death of its process

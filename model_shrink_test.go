@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oncehttp/oncehttp/internal/reliability"
 )
 
 var (
@@ -119,6 +121,7 @@ func TestHistories(t *testing.T) {
 	if !t.Failed() && !testing.Short() && *modelHistoriesFlag == 0 {
 		checkModelCoverage(t, total, n)
 	}
+	reliability.Report(t, reliability.Result{Class: "histories on fake time, against a model", How: "random calls, crashes, faults, clocks, decisions, hooks", Cases: n})
 	if testing.Verbose() {
 		for _, what := range slices.Sorted(maps.Keys(total.hits)) {
 			fmt.Printf("%8d %s\n", total.hits[what], what)

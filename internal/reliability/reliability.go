@@ -5,6 +5,7 @@ package reliability
 import (
 	"encoding/json"
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -14,6 +15,7 @@ const OutEnv = "ONCEHTTP_RELIABILITY"
 
 // A Result is what one test counted of one class of faults.
 type Result struct {
+	Test  string // that counted; set by Report
 	Class string // as in the table, such as "power failure, images of the disk"
 	How   string // how the faults are made, in a few words
 	Cases int    // histories, each judged by itself
@@ -30,8 +32,8 @@ func (r Result) Bad() bool {
 	return r.Twice+r.Lost+r.Unreadable+r.Panics+r.ToldFalsely > 0
 }
 
-// Report fails the test if a promise was broken or nothing was tried, and adds
-// the result to the table's data.
+// Report fails the test if a promise was broken or nothing was tried, and else
+// adds the result to the table's data.
 func Report(t testing.TB, r Result) {
 	t.Helper()
 	t.Logf("%s: %d cases", r.Class, r.Cases)
@@ -42,9 +44,10 @@ func Report(t testing.TB, r Result) {
 		t.Errorf("%s: %+v", r.Class, r)
 	}
 	path := os.Getenv(OutEnv)
-	if path == "" {
+	if path == "" || t.Failed() || testing.Short() { // a short run counts less
 		return
 	}
+	r.Test, _, _ = strings.Cut(t.Name(), "/")
 	line, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
