@@ -66,17 +66,13 @@ func TestKilledInSystemCalls(t *testing.T) {
 	half.live(t, "charge", charging[len(charging)*2/3])
 	resuming := half.record(t, "resume")
 	rnd := rand.New(rand.NewPCG(*seed, 7))
-	points := charging
-	if n := amount(160, len(charging)); n < len(points) { // evenly, from all kinds
-		picked := make([]point, 0, n)
-		for i := range n {
-			picked = append(picked, points[i*len(points)/n])
-		}
-		points = picked
+	points := make([]point, amount(160, 600)) // evenly, from all kinds
+	for i := range points {
+		points[i] = charging[i*len(charging)/len(points)]
 	}
 	var mu sync.Mutex
 	deaths := make(map[string]int)
-	inFlight, rounds := 0, amount(5, 200)
+	inFlight, died, rounds := 0, 0, amount(5, 50)
 	for range rounds {
 		var lives sync.WaitGroup
 		slots := make(chan bool, 4)
@@ -100,15 +96,18 @@ func TestKilledInSystemCalls(t *testing.T) {
 				if second {
 					deaths["resume: "+again.call]++
 				}
-				if first || second {
-					v.Cases++
+				if v.Cases++; first || second {
+					died++
 				}
 			})
 		}
 		lives.Wait()
 	}
-	t.Logf("%d points of %d recorded, and %d of a resumption; deaths: %v; %d with an order on the wire that was not in the ledger",
-		len(points), len(charging), len(resuming), deaths, inFlight)
+	t.Logf("%d points of %d recorded, and %d of a resumption; %d of %d histories with a death: %v; %d with an order on the wire that was not in the ledger",
+		len(points), len(charging), len(resuming), died, v.Cases, deaths, inFlight)
+	if died < v.Cases*3/4 { // threads share the calls out anew each time
+		t.Errorf("only %d deaths in %d histories", died, v.Cases)
+	}
 	for _, call := range []string{"pwrite64", "fdatasync", "write", "read", "connect"} {
 		if deaths["charge: "+call] == 0 {
 			t.Errorf("nobody died in %s", call)
