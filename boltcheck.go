@@ -28,6 +28,7 @@ type pageCheck struct {
 	pageSize uint64
 	pages    uint64 // so many pages are used, or free
 	seen     map[uint64]bool
+	longest  int // bytes of a bucket's page with those that belong to it
 }
 
 func newPageCheck(file io.ReaderAt, pageSize int, size int64) *pageCheck {
@@ -69,6 +70,7 @@ func (c *pageCheck) tree(id uint64, from, to []byte, outer bool) error {
 	if err != nil {
 		return err
 	}
+	c.longest = max(c.longest, len(page))
 	return c.page(page, from, to, outer)
 }
 

@@ -2,9 +2,11 @@ package oncehttp
 
 import (
 	"context"
+	"errors"
 	"os"
 	"runtime/debug"
 	"slices"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -91,8 +93,7 @@ func (s *BoltStore) withdraw(w *boltWrite) bool {
 }
 
 // writeSoon queues a lazy write.
-func (s *BoltStore) writeSoon(apply func(*boltTx) error, done func(error)) {
-	w := &boltWrite{apply: apply, done: done}
+func (s *BoltStore) writeSoon(w *boltWrite) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w.err = s.refusalLocked(); w.err != nil {
@@ -123,14 +124,9 @@ func (s *BoltStore) lead(by *boltWrite) {
 		s.idle.Stop()
 		s.idle = nil
 	}
-	refusal := s.broken
 	s.mu.Unlock()
 
-	if refusal != nil {
-		fail(group, refusal)
-	} else {
-		s.commit(group)
-	}
+	s.commit(group)
 
 	s.mu.Lock()
 	s.tellLocked(group)
@@ -211,26 +207,46 @@ func fail(group []*boltWrite, err error) {
 }
 
 // commit commits a group in one transaction. A write whose own changes fail
-// half-way is left out, and the rest is done again without it.
+// half-way is left out, and the rest is done again without it. If there is no room
+// for all, each half is committed for itself, and so on: one answer that finds no
+// place takes no other with it.
 func (s *BoltStore) commit(group []*boltWrite) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	group = slices.Clone(group)
 	for len(group) > 0 {
 		faulty, err := s.try(group)
-		if faulty < 0 {
-			if err != nil {
-				fail(group, err)
-			}
+		switch half := len(group) / 2; {
+		case faulty >= 0:
+			group[faulty].err = err
+			group = slices.Delete(group, faulty, faulty+1)
+		case half > 0 && noRoom(err):
+			s.commit(group[:half])
+			group = group[half:]
+		case err != nil:
+			fail(group, err)
+			return
+		default:
 			return
 		}
-		group[faulty].err = err
-		group = slices.Delete(group, faulty, faulty+1)
 	}
+}
+
+// noRoom reports whether a commit is known not to have been done, because the
+// disk, a quota or a limit of the process leaves no room.
+func noRoom(err error) bool {
+	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
+	return full && errors.Is(err, ErrStoreFailed)
 }
 
 // try commits a group. It returns the index of a write because of which nothing
 // was done, or -1, and the error that concerns it, or all.
 func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
+	s.mu.Lock()
+	broken := s.broken
+	s.mu.Unlock()
+	if broken != nil {
+		return -1, broken
+	}
 	if err := s.checkInPlace(); err != nil {
 		return -1, err
 	}
@@ -283,7 +299,7 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 		return -1, s.commitFailed(tx, err)
 	}
 	s.mu.Lock()
-	s.last, s.state = id, t.state
+	s.last, s.state, s.longest = id, t.state, max(s.longest, t.longest)
 	s.mu.Unlock()
 	return -1, nil
 }
@@ -358,8 +374,6 @@ const (
 )
 
 func (s *BoltStore) setFreelistSync(tx *bbolt.Tx) {
-	stats := s.db.Stats()
-	free := stats.FreePageN + stats.PendingPageN
-	used := int(tx.Size()/int64(s.pageSize)) - free
+	used, free := s.usedPages(tx)
 	s.db.NoFreelistSync = free > manyFreePages && used < free/fewUsedShare
 }

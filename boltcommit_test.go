@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -304,4 +306,109 @@ func TestFaultOfOneWriteSparesItsGroup(t *testing.T) {
 		checkCounts(t, s)
 		s.Close()
 	})
+}
+
+// An answer for which there is no room takes no other one with it.
+func TestWriteWithoutRoomSparesItsGroup(t *testing.T) {
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
+		for _, tooLarge := range [][]int{{0}, {3}, {9}, {2, 3}, {0, 5, 9}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}} {
+			t.Run(fmt.Sprint(full, tooLarge), func(t *testing.T) {
+				s := newBolt(t)
+				var group []*boltWrite
+				var all []Record
+				for i := range 10 {
+					r := boltRec(fmt.Sprint(i))
+					mustBegin(t, s, r)
+					r.Outcome, r.Answer, r.AckDue = Succeeded, []byte("answer"), true
+					if slices.Contains(tooLarge, i) {
+						r.Answer = make([]byte, 50_000)
+					}
+					all = append(all, r)
+					rec, request, answer := split(r)
+					group = append(group, &boltWrite{apply: func(t *boltTx) error { return t.save(rec, request, answer) }})
+				}
+				tries := 0
+				s.commitTx = func(tx *bbolt.Tx) error {
+					tries++
+					c := tx.Bucket(bucketOpen).Cursor()
+					for k, v := c.First(); k != nil; k, v = c.Next() {
+						if len(v) > 50_000 {
+							return &os.PathError{Op: "write", Path: s.path, Err: full}
+						}
+					}
+					return tx.Commit()
+				}
+				s.commit(group)
+				for i, w := range group {
+					want := slices.Contains(tooLarge, i)
+					if got := errors.Is(w.err, ErrStoreFailed) && errors.Is(w.err, full); got != want || !want && w.err != nil {
+						t.Errorf("write %d: %v, want it to fail: %v", i, w.err, want)
+					}
+					got, err := s.Get(t.Context(), all[i].ID)
+					if stored := err == nil && got.Outcome == Succeeded; err != nil || stored == want {
+						t.Errorf("write %d: %v, %v; want it stored: %v", i, got.Outcome, err, !want)
+					}
+				}
+				if tries >= 2*len(group) {
+					t.Errorf("%d tries of %d writes", tries, len(group))
+				}
+				checkCounts(t, s)
+			})
+		}
+	}
+}
+
+// A part of which nobody knows whether it was done ends the writing, for the
+// other parts, too.
+func TestNothingIsWrittenAfterAnUncertainPart(t *testing.T) {
+	s := newBolt(t)
+	tries := 0
+	s.commitTx = func(tx *bbolt.Tx) error {
+		if tries++; tries == 1 {
+			return syscall.ENOSPC
+		}
+		panic("page 7 already freed")
+	}
+	var group []*boltWrite
+	for i := range 2 {
+		rec, request, answer := split(boltRec(fmt.Sprint(i)))
+		group = append(group, &boltWrite{apply: func(t *boltTx) error { _, err := t.begin(rec, request, answer); return err }})
+	}
+	s.commit(group)
+	if tries != 2 || !errors.Is(group[0].err, ErrStoreFailed) || !errors.Is(group[1].err, ErrStoreFailed) {
+		t.Errorf("%d tries, %v, %v; want 2, and ErrStoreFailed", tries, group[0].err, group[1].err)
+	}
+}
+
+// What may have been done is not done again in parts, and a disk that does not
+// work is not tried a thousand times.
+func TestOnlyMissingRoomDividesAGroup(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		commit func(*bbolt.Tx) error
+		want   error
+	}{
+		{"disk fails", func(tx *bbolt.Tx) error { return syscall.EIO }, ErrStoreFailed},
+		{"done, and told as without room", func(tx *bbolt.Tx) error { return errors.Join(tx.Commit(), syscall.ENOSPC) }, ErrStoreUncertain},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newBolt(t)
+			tries := 0
+			s.commitTx = func(tx *bbolt.Tx) error { tries++; return c.commit(tx) }
+			var group []*boltWrite
+			for i := range 10 {
+				rec, request, answer := split(boltRec(fmt.Sprint(i)))
+				group = append(group, &boltWrite{begins: true, apply: func(t *boltTx) error { _, err := t.begin(rec, request, answer); return err }})
+			}
+			s.commit(group)
+			for i, w := range group {
+				if !errors.Is(w.err, c.want) {
+					t.Errorf("write %d: %v, want %v", i, w.err, c.want)
+				}
+			}
+			if tries != 1 {
+				t.Errorf("%d tries, want 1", tries)
+			}
+		})
+	}
 }

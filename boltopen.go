@@ -289,10 +289,12 @@ func (s *BoltStore) examineTx(tx *bbolt.Tx) error {
 func (s *BoltStore) checkPages(tx *bbolt.Tx) error {
 	root, freelist, err := s.metaPage(tx.ID())
 	if err != nil || freelist != noFreelist && tx.Size() > checkSize {
+		s.longest = maxHeadroom // perhaps
 		return err
 	}
 	check := newPageCheck(s.file, s.pageSize, tx.Size())
 	err = check.bucket(root, true)
+	s.longest = check.longest
 	if err == nil && freelist != noFreelist {
 		err = check.freelist(freelist)
 	}

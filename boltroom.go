@@ -8,19 +8,32 @@ import (
 )
 
 // On a full disk, nothing new is begun, and what was sent can still be answered,
-// given up and acknowledged: nothing is begun unless that much of the file, beyond
+// given up and acknowledged: nothing is begun unless so much of the file, beyond
 // its last page in use, has its place on the disk. Without it, a page that is used
 // for the first time finds no place when its record may already be on the wire.
+//
+// A group that finds no room is committed in parts (see BoltStore.commit), and
+// what one part has written anew leaves its old pages to the next: so that only
+// answers need room, and the page of one record, with up to three others on it
+// (bbolt does not divide them). That one is written anew when the record is begun
+// and when it is answered.
 const (
-	// headroom suffices for the answer to the longest request by the default
-	// limits, 2 MiB in all, with which bbolt writes up to two records on the same
-	// page anew; or for those to a thousand requests of a few KiB.
-	headroom = 8 << 20
+	answerRoom  = 2 << 20 // for the longest answer by the default limits, or for a thousand of 1 KiB
+	pageRecords = 4
+	maxHeadroom = 8 << 20 // suffices for the answer to the longest request by the default limits
 
-	// growSize is how much a file grows at a time besides: enough that its new
-	// length, which has to be synced, is a small part of the cost.
-	growSize = 4 << 20
+	// How much a file grows at a time besides: enough that its new length, which
+	// has to be synced, is a small part of the cost, and not much of a small file.
+	minGrow   = 256 << 10
+	maxGrow   = 8 << 20
+	growShare = 16 // of the file
 )
+
+// headroom returns how much must be left, if the longest record has so many
+// bytes.
+func headroom(longest int) int64 {
+	return min(maxHeadroom, answerRoom+2*pageRecords*int64(longest))
+}
 
 // makeRoom makes the file grow, if there is not enough room for a group of writes
 // and the headroom. A file system that copies what is written, or compresses it,
@@ -33,14 +46,18 @@ func (s *BoltStore) makeRoom(tx *bbolt.Tx, group []*boltWrite) error {
 	if err != nil {
 		return s.failure(err, "it cannot be read", ErrStoreFailed)
 	}
-	need := tx.Size() + headroom
+	used, free := s.usedPages(tx)
+	anew := min(2*len(group), used) // pages that others are on, too; in place of free ones, as far as there are
+	need, longest := tx.Size()+int64(max(0, anew-free)*s.pageSize), s.longest
 	for _, w := range group {
-		need += int64(w.size + 2*s.pageSize)
+		need, longest = need+int64(w.size), max(longest, w.size)
 	}
+	need += headroom(longest)
 	if info.Size() >= need {
 		return nil
 	}
-	if err = reserve(s.file, info.Size(), need+growSize); err != nil {
+	grow := min(max(need/growShare, minGrow), maxGrow)
+	if err = reserve(s.file, info.Size(), need+grow); err != nil {
 		err = reserve(s.file, info.Size(), need)
 	}
 	if err == nil {
@@ -50,6 +67,13 @@ func (s *BoltStore) makeRoom(tx *bbolt.Tx, group []*boltWrite) error {
 		return s.failure(err, "it cannot grow; nothing new is begun, so that what was sent can be answered", ErrStoreFailed)
 	}
 	return nil
+}
+
+// usedPages returns how many pages of the file are in use, and how many are free.
+func (s *BoltStore) usedPages(tx *bbolt.Tx) (used, free int) {
+	stats := s.db.Stats()
+	free = stats.FreePageN + stats.PendingPageN
+	return int(tx.Size()/int64(s.pageSize)) - free, free
 }
 
 // fill makes a file longer with zeros, so that they have their place on the disk.

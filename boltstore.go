@@ -42,6 +42,7 @@ type BoltStore struct {
 	broken  error        // not nil: the store is closed for writing
 	closed  bool
 	last    int // id of the last transaction; written by who leads, who may read it without mu
+	longest int // no record in the file has more bytes, or maxHeadroom suffices for it; as last
 
 	// commitTx commits a transaction: tests make it slow, and make it fail.
 	// Written once before the first write.
@@ -106,7 +107,7 @@ func (s *BoltStore) Save(ctx context.Context, rec Record) error {
 // SaveSoon implements [LazyStore].
 func (s *BoltStore) SaveSoon(rec Record, done func(error)) {
 	r, request, answer := split(rec)
-	s.writeSoon(func(t *boltTx) error { return t.save(r, request, answer) }, done)
+	s.writeSoon(&boltWrite{size: partsSize(r, request, answer), apply: func(t *boltTx) error { return t.save(r, request, answer) }, done: done})
 }
 
 // Ack implements [KeyStore]. It takes part in no transaction of the caller's.
@@ -128,7 +129,11 @@ func split(rec Record) (r *Record, request, answer part) {
 	return &rec, request, answer
 }
 
-func partsSize(r *Record, request, answer part) int { return len(r.Meta) + len(request) + len(answer) }
+// partsSize returns about how many bytes are stored of a record.
+func partsSize(r *Record, request, answer part) int {
+	const others = 400 // head, identity, and what bbolt adds
+	return others + len(r.Meta) + len(request) + len(answer)
+}
 
 // Get implements [KeyStore].
 func (s *BoltStore) Get(ctx context.Context, id ID) (rec *Record, err error) {

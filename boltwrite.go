@@ -75,6 +75,7 @@ type boltTx struct {
 	keys, open, answers, meta *bbolt.Bucket
 
 	state   boltState
+	longest int // value that was put
 	changed bool
 	fault   error // a change failed half-way: the transaction must be rolled back
 }
@@ -89,7 +90,7 @@ func newBoltTx(tx *bbolt.Tx, state boltState) (*boltTx, error) {
 }
 
 func (t *boltTx) put(b *bbolt.Bucket, key, value []byte) {
-	t.changed = true
+	t.changed, t.longest = true, max(t.longest, len(value))
 	if err := b.Put(key, value); err != nil && t.fault == nil {
 		t.fault = err
 	}

@@ -91,10 +91,10 @@ var mutants = []mutant{
 		"boltcommit.go", "\tdefer debug.SetPanicOnFault(debug.SetPanicOnFault(true))\n", "\t_ = debug.SetPanicOnFault\n",
 	}}},
 	{name: "no headroom", killer: "TestFullDisk", edits: []edit{{
-		"boltroom.go", "need := tx.Size() + headroom", "need := tx.Size()",
+		"boltroom.go", "need += headroom(longest)\n", "",
 	}}},
 	{name: "the file grows as a hole", killer: "TestFullDisk", edits: []edit{{
-		"boltroom.go", "if err = reserve(s.file, info.Size(), need+growSize); err != nil {", "if err = s.file.Truncate(need + growSize); err != nil {",
+		"boltroom.go", "if err = reserve(s.file, info.Size(), need+grow); err != nil {", "if err = s.file.Truncate(need + grow); err != nil {",
 	}}},
 	{name: "begun without headroom", killer: "TestFullDisk", edits: []edit{{
 		"boltcommit.go", "if full != nil && w.begins {", "if false {",
