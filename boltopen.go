@@ -298,6 +298,9 @@ func (s *BoltStore) checkPages(tx *bbolt.Tx) error {
 	if err == nil && freelist != noFreelist {
 		err = check.freelist(freelist)
 	}
+	if err == nil {
+		err = checkIdentities(tx)
+	}
 	if err != nil {
 		return s.failure(err, "restore it from a backup", ErrDamaged)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -604,4 +605,43 @@ func TestWhatCannotBeReadCanBeForgotten(t *testing.T) {
 		}
 	}
 	checkCounts(t, s)
+}
+
+// A file too large to be checked at opening says so when the record is listed: it
+// is not passed over as one that is gone.
+func TestRecordThatIsNotFoundUnderItsKeyIsNotPassedOver(t *testing.T) {
+	s := newBolt(t)
+	c, err := New(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, key := range []string{"a", "lost", "z"} {
+		mustBegin(t, s, boltRec(key))
+	}
+	err = s.write(t.Context(), func(tx *boltTx) error {
+		id, other := encodeID(boltRec("lost").ID), encodeID(boltRec("lose").ID)
+		entry := bytes.Clone(tx.keys.Get(id))
+		tx.delete(tx.keys, id)
+		tx.put(tx.keys, other, entry)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.List(t.Context(), 0, 10)
+	if err != nil || len(list) != 3 || list[1].ID != boltRec("lost").ID || list[1].Reason != ReasonUnreadable || list[0].Reason != NoReason || list[2].Reason != NoReason {
+		t.Errorf("List: %+v, %v; want the one in the middle unreadable", list, err)
+	}
+	sum, err := c.Resume(t.Context(), Handler{
+		Settled: func(context.Context, Info, *http.Response) error { return nil },
+		Unknown: func(context.Context, Info) error { return nil },
+	})
+	if err != nil || sum.Failed == 0 {
+		t.Errorf("Resume: %+v, %v; want a failure", sum, err)
+	}
+	s.Close()
+	if _, err := OpenBolt(s.path); !errors.Is(err, ErrDamaged) {
+		t.Errorf("OpenBolt: %v, want ErrDamaged", err)
+	}
 }

@@ -3,6 +3,7 @@ package oncehttp
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -140,7 +141,7 @@ func (t *boltTx) find(id []byte) (*boltRecord, error) {
 		return found, err
 	}
 	if !bytes.Equal(encodeID(r.ID), id) || r.Acked == (found.entry == entryOpen) || seq != 0 && r.Seq != seq {
-		return found, fmt.Errorf("%w: a record is in the wrong place", ErrDamaged)
+		return found, errMisplaced
 	}
 	found.Record, found.request, found.answer = r, request, answer
 	if found.entry == entryAnswered {
@@ -148,6 +149,8 @@ func (t *boltTx) find(id []byte) (*boltRecord, error) {
 	}
 	return found, nil
 }
+
+var errMisplaced = fmt.Errorf("%w: a record is in the wrong place", ErrDamaged)
 
 // whole returns the found record with all its parts, sharing nothing with the
 // transaction.
@@ -329,9 +332,12 @@ func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
 		}
 		after = seq
 		r, _, _, err := decodeHead(v)
-		if err != nil || r.Seq != seq {
+		switch {
+		case err != nil || r.Seq != seq:
 			damaged[seq] = len(list)
 			r = &Record{Seq: seq, Outcome: Unknown, Reason: ReasonUnreadable}
+		case !bytes.Equal(t.keys.Get(encodeID(r.ID)), append([]byte{entryOpen}, k...)): // who asks for it by its ID does not get it
+			r = &Record{ID: r.ID, Seq: seq, Outcome: Unknown, Reason: ReasonUnreadable}
 		}
 		list = append(list, *r)
 	}
@@ -356,6 +362,26 @@ func (t *boltTx) identify(f func(uint64, ID)) {
 			f(binary.BigEndian.Uint64(v[1:]), id)
 		}
 	}
+}
+
+// checkIdentities returns an error if a record is under another identity than its
+// own: who looks for it would be told that there is none, and it would be sent
+// anew.
+func checkIdentities(tx *bbolt.Tx) error {
+	t, err := newBoltTx(tx, boltState{})
+	if err != nil {
+		return err
+	}
+	c := t.keys.Cursor()
+	for k, _ := c.First(); k != nil; k, _ = c.Next() {
+		if _, err := decodeID(k); err != nil {
+			return err
+		}
+		if _, err := t.find(k); errors.Is(err, errMisplaced) {
+			return err
+		}
+	}
+	return nil
 }
 
 // recount counts the open records by reading all of them. A damaged one is

@@ -45,6 +45,9 @@ func (p *pass) handle(rec Record) {
 	// it is now counts, as nobody else can change it any more.
 	now, err := p.c.store.Get(p.ctx, rec.ID)
 	switch {
+	case errors.Is(err, ErrNotFound) && rec.Reason == ReasonUnreadable: // it is there, and not under its ID
+		p.failed(&rec, fmt.Errorf("%w: it is not found under its own identity", ErrDamaged))
+		return
 	case errors.Is(err, ErrNotFound), err == nil && (now.Acked || now.Fingerprint != rec.Fingerprint):
 		return
 	case err != nil:

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -1054,4 +1056,46 @@ func TestLostSuccessIsReplayedNotRepeated(t *testing.T) {
 		}
 		d.wantEffects(1)
 	})
+}
+
+// A record that is found under another key than its own would let its own be sent
+// anew.
+func TestDamagedIdentityIsNoticed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "once.db")
+	store, err := oncehttp.OpenBolt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 9 {
+		rec := oncehttp.Record{ID: oncehttp.ID{Key: fmt.Sprint("order-", i), Origin: "https://api.example.com"}, Epoch: 1, Owner: "owner"}
+		if _, err := store.Begin(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		if rec.Outcome = oncehttp.Succeeded; i%2 == 0 {
+			if err := store.Ack(t.Context(), rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 9 {
+		file := bytes.Clone(good)
+		identity := fmt.Appendf(nil, "order-%d\x00", i)
+		for at := bytes.Index(file, identity); at >= 0; at = bytes.Index(file, identity) {
+			file[at+len("order-")-1] ^= 1 // still in order
+		}
+		if err := os.WriteFile(path, file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if store, err := oncehttp.OpenBolt(path); !errors.Is(err, oncehttp.ErrDamaged) {
+			t.Errorf("OpenBolt with a damaged identity, of order-%d: %v, want ErrDamaged", i, err)
+			store.Close()
+		}
+	}
 }

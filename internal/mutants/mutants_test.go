@@ -105,6 +105,7 @@ var mutants = []mutant{
 	}}, []string{"TestClaimIsDurableBeforeTheResumedSend", "TestPoisonIsNotSentForEver"}},
 	{"a claim is not counted", []edit{{"rec.Claims++\n", ""}}, []string{"TestPoisonIsNotSentForEver"}},
 
+	{"a record is under another key", []edit{{"err = checkIdentities(tx)", "_ = checkIdentities"}}, []string{"TestDamagedIdentityIsNoticed"}},
 	{"a handler that kills the process is called for ever", []edit{{"if rec.Claims >= poisonLimit {", "if false {"}}, []string{"TestPoisonedHandlerIsNotCalledForEver"}},
 
 	// Nothing late.
