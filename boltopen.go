@@ -33,7 +33,7 @@ const (
 	mapSize = 64 << 20
 
 	// checkSize is up to which size all pages of a file are checked at
-	// opening, for some 20 ms.
+	// opening, with the identities in it, for some 50 ms.
 	checkSize = 32 << 20
 )
 

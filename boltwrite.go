@@ -3,7 +3,6 @@ package oncehttp
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -373,12 +372,14 @@ func checkIdentities(tx *bbolt.Tx) error {
 		return err
 	}
 	c := t.keys.Cursor()
-	for k, _ := c.First(); k != nil; k, _ = c.Next() {
-		if _, err := decodeID(k); err != nil {
-			return err
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		if len(v) == 9 && v[0] == entryOpen {
+			v = t.open.Get(v[1:])
+		} else if len(v) > 0 {
+			v = v[1:]
 		}
-		if _, err := t.find(k); errors.Is(err, errMisplaced) {
-			return err
+		if r, _, _, err := decodeHead(v); err == nil && !bytes.Equal(encodeID(r.ID), k) {
+			return errMisplaced
 		}
 	}
 	return nil
