@@ -2,9 +2,11 @@ package oncehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -259,6 +261,30 @@ func (s *BoltStore) purgeable(ctx context.Context, now time.Time, n int) (ids []
 	})
 	return ids, looked, next, err
 }
+
+// Backup writes a copy of the file to w, as it was after one commit, while the
+// store is in use. The copy can be opened like any other file.
+//
+// Meanwhile, pages that become free are not used again, so the file grows by what
+// is written; and when it grows much, all wait for the end. So w should be a local
+// file, not a connection. The error is that of the store, of w, or the cause of
+// ctx.
+func (s *BoltStore) Backup(ctx context.Context, w io.Writer) error {
+	return s.read(ctx, func(t *boltTx) error {
+		var failed error // bbolt keeps only the text of some
+		_, err := t.meta.Tx().WriteTo(writerFunc(func(b []byte) (n int, err error) {
+			if failed = context.Cause(ctx); failed == nil {
+				n, failed = w.Write(b)
+			}
+			return n, failed
+		}))
+		return cmp.Or(failed, err)
+	})
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // Close implements [KeyStore].
 func (s *BoltStore) Close() error {

@@ -101,6 +101,7 @@ type largeStore struct {
 
 var largeStores = []largeStore{
 	{"empty", func(*filler, int) {}},
+	{"live", func(f *filler, _ int) { churn(f, 0, benchLive) }},
 	{"pending", func(f *filler, n int) {
 		rec := boltRec("")
 		rec.Request = make([]byte, 1024)
@@ -111,22 +112,26 @@ var largeStores = []largeStore{
 	}},
 	{"done", fillDone},
 	{"churned", func(f *filler, n int) { churn(f, n, benchLive) }},
-	{"drained", func(f *filler, n int) { // a backlog that was worked off, but for the last ones
-		rec := boltRec("")
-		request := make([]byte, 1024)
-		for i := range n + benchLive {
-			rec.Key, rec.Request = scaleKey(i), request
-			f.begin(rec)
-		}
-		for i := range n {
-			rec.Key, rec.Outcome, rec.Acked, rec.Request, rec.KeepUntil = scaleKey(i), Succeeded, true, nil, rec.Updated
-			f.save(rec)
-		}
-		f.flush()
-		if _, done, err := f.s.Purge(context.Background(), rec.Updated.Add(time.Second), math.MaxInt); !done || err != nil {
-			f.tb.Fatal(done, err)
-		}
-	}},
+	{"drained", func(f *filler, n int) { fillDrained(f, n, benchLive) }},
+}
+
+// fillDrained leaves what n operations that piled up and were worked off leave, and
+// some pending ones.
+func fillDrained(f *filler, n, pending int) {
+	rec := boltRec("")
+	request := make([]byte, 1024)
+	for i := range n + pending {
+		rec.Key, rec.Request = scaleKey(i), request
+		f.begin(rec)
+	}
+	for i := range n {
+		rec.Key, rec.Outcome, rec.Acked, rec.Request, rec.KeepUntil = scaleKey(i), Succeeded, true, nil, rec.Updated
+		f.save(rec)
+	}
+	f.flush()
+	if _, done, err := f.s.Purge(context.Background(), rec.Updated.Add(time.Second), math.MaxInt); !done || err != nil {
+		f.tb.Fatal(done, err)
+	}
 }
 
 const benchLive = 1000 // pending operations in stores that have some left
