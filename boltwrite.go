@@ -85,7 +85,7 @@ func newBoltTx(tx *bbolt.Tx, state boltState) (*boltTx, error) {
 	if t.keys == nil || t.open == nil || t.answers == nil || t.meta == nil {
 		return nil, fmt.Errorf("%w: a bucket is missing", ErrDamaged)
 	}
-	t.open.FillPercent, t.answers.FillPercent = 0.9, 0.9 // mostly appended to
+	t.open.FillPercent, t.answers.FillPercent = 1.0, 1.0 // mostly appended to
 	return t, nil
 }
 
