@@ -126,10 +126,22 @@ func (f fakeAPI) RoundTrip(req *http.Request) (*http.Response, error) { return f
 func fillPending(tb testing.TB, path string, n int) {
 	tb.Helper()
 	rec := pendingRecord(tb, path)
+	seal := &sealer{} // nothing is sealed
+	plain, err := seal.open(rec.ID, "request", rec.Request)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	request, err := decodeRequest(plain)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	fillStore(tb, path, 10_000, func(f *filler) {
 		for i := 1; i < n; i++ {
-			rec.Key = scaleKey(i)
-			f.begin(rec)
+			next := rec
+			next.Key = scaleKey(i)
+			request.Header.Set("Idempotency-Key", next.Key)
+			next.Request = seal.seal(next.ID, "request", &request)
+			f.begin(next)
 		}
 	})
 }
