@@ -147,7 +147,7 @@ func fillPending(tb testing.TB, path string, n int) {
 }
 
 func TestManyPending(t *testing.T) {
-	n := 5000
+	n := 2000
 	if !testing.Short() {
 		n = scale(t, 200_000)
 	}
@@ -180,7 +180,7 @@ func TestManyPending(t *testing.T) {
 		h.Before = func(context.Context, Info) Decision {
 			mu.Lock()
 			defer mu.Unlock()
-			if calls++; calls%2000 == 0 {
+			if calls++; calls%500 == 0 {
 				runtime.ReadMemStats(&m)
 				most = max(most, m.HeapAlloc)
 			}
