@@ -39,7 +39,7 @@ var testFiles = []string{"promise_test.go", "crash_test.go", "crash_child_test.g
 // when the connection is there.
 var (
 	noWindowCheck     = edit{"if now := f.c.clock.now(); now.After(f.rec.ResendUntil) {", "if now := f.c.clock.now(); now.After(f.rec.ResendUntil) && false {"}
-	noWindowAtConn    = edit{"if f.c.clock.now().After(until) {", "if false {"}
+	noWindowAtConn    = edit{"if f.c.clock.now().After(until) {", "if until.IsZero() {"}
 	noWindowForRetry  = edit{"case a.flight != nil && now.Add(a.wait).After(a.flight.rec.ResendUntil):", "case false:"}
 	noWindowForStored = edit{"return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era", "return rec.Era != c.session.Era"}
 )
@@ -209,7 +209,7 @@ type library struct {
 func snapshot(t *testing.T) *library {
 	t.Helper()
 	lib := &library{dir: t.TempDir(), files: make(map[string]string)}
-	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "oncehttptest/*.go"} {
+	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "oncehttptest/*.go", "internal/reliability/*.go"} {
 		paths, err := filepath.Glob(filepath.Join("..", "..", pattern))
 		if err != nil {
 			t.Fatal(err)
