@@ -118,3 +118,6 @@ var InWords = inWords
 
 // FullJitter is the backoff.
 var FullJitter = fullJitter
+
+// RaceEnabled is raceEnabled, for the tests from outside.
+func RaceEnabled() bool { return raceEnabled() }
