@@ -134,11 +134,10 @@ func exchange(send sender, req *http.Request, want bool) (body []byte, err error
 
 // A made sender, and what ends it.
 type made struct {
-	send   sender
-	keyed  bool         // it makes keys itself
-	finish func() error // may be nil
-	close  func() error // may be nil
-	file   string
+	send  sender
+	keyed bool         // it makes keys itself
+	close func() error // may be nil
+	file  string       // see opened
 }
 
 // A maker makes a sender that sends through a transport.
@@ -197,12 +196,13 @@ func durable(s setting, t http.RoundTripper) (*made, error) {
 // getting and posting are contenders that send through n.
 func getting(name string, n network, by maker) contender {
 	return contender{name, func(s setting) (*opened, error) {
-		m, err := by(s, n.transport(s.callers))
+		t := n.transport(s.callers)
+		m, err := by(s, t)
 		if err != nil {
 			return nil, err
 		}
 		do, err := n.get(m.send)
-		return &opened{do: do, finish: m.finish, close: m.close}, err
+		return &opened{do: do, close: closing(t, m.close)}, err
 	}}
 }
 
@@ -213,7 +213,7 @@ func posting(name string, n network, by maker) contender {
 		if err != nil {
 			return nil, err
 		}
-		return &opened{do: n.post(m.send, !m.keyed), finish: m.finish, close: closing(t, m.close), file: m.file}, nil
+		return &opened{do: n.post(m.send, !m.keyed), close: closing(t, m.close), file: m.file}, nil
 	}}
 }
 
