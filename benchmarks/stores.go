@@ -54,7 +54,7 @@ func ourStore(s setting) (*opened, error) {
 				Meta: begun[:124], Request: begun[124:],
 			}
 			if existing, err := store.Begin(ctx, rec); err != nil || existing != nil {
-				return fmt.Errorf("Begin: %v, %w", existing, err)
+				return fmt.Errorf("in the way: %v; %w", existing, err)
 			}
 			rec.Outcome, rec.Acked, rec.Answer, rec.Meta, rec.Request = oncehttp.Succeeded, true, answer, nil, nil
 			lazy.Add(1)
