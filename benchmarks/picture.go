@@ -22,7 +22,7 @@ var curves = []struct {
 	width       vg.Length
 	dashes      []vg.Length
 }{
-	{bareName, "http.Client: no key, no record, no retry", color.RGBA{0x70, 0x70, 0x70, 0xff}, 1.4, nil},
+	{bareName, "http.Client: no record, no retry", color.RGBA{0x70, 0x70, 0x70, 0xff}, 1.4, nil},
 	{limitName, "the limit: http.Client and a raw file", color.RGBA{0x70, 0x70, 0x70, 0xff}, 1.4, []vg.Length{3, 3}},
 	{oursName, "oncehttp", color.RGBA{0x00, 0x72, 0xb2, 0xff}, 2.6, nil},
 	{byBatchName, "go-retryablehttp + gobreaker + db.Batch", color.RGBA{0xe6, 0x9f, 0x00, 0xff}, 1.4, nil},
@@ -45,7 +45,7 @@ func drawScaling(r results, file string) error {
 		axis.Label.TextStyle.Font.Size, axis.Tick.Label.Font.Size = 10, 9
 	}
 	p.Legend.TextStyle.Font.Size, p.Legend.Padding, p.Legend.ThumbnailWidth = 9, 2, 18
-	p.Legend.XOffs, p.Legend.YOffs = -3, 3
+	p.Legend.XOffs, p.Legend.YOffs = -12, 3
 	p.Add(plotter.NewGrid())
 	for _, c := range curves {
 		var points plotter.XYs
