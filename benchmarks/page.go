@@ -30,7 +30,7 @@ func writePage(file, text string) error {
 // report returns what was measured, in Markdown.
 func report(facts []string, all []group, r results, rows []row) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured on: %s. Rounds: %d, turns of %v.\n\n", strings.Join(facts, "; "), *rounds, *turn)
+	fmt.Fprintf(&b, "Measured on: %s. Rounds: %d, turns of %v. Runs of the benchmarks of scale: %d, with %d records.\n\n", strings.Join(facts, "; "), *rounds, *turn, *own, *ownSize)
 	b.WriteString("## Targets\n\n")
 	line(&b, "work", "callers", "against", "target", "median", "spread", "met")
 	line(&b, "---", "---", "---", "---", "---", "---", "---")

@@ -143,16 +143,22 @@ func targetRows(r results) []row {
 	)
 }
 
+// A figure of a benchmark of the library.
+type figure struct{ of, unit string }
+
 // scaleRows returns the rows of the library's own benchmarks, whose lines of one
 // run after the other are in out.
 func scaleRows(runs []benchmarks) []row {
-	ratio := func(unit, of, to string) (values []float64) {
+	ratio := func(over, under figure) (values []float64) {
 		for _, b := range runs {
-			if over, under := b[of][unit], b[to][unit]; over > 0 && under > 0 {
-				values = append(values, over/under)
+			if o, u := b[over.of][over.unit], b[under.of][under.unit]; o > 0 && u > 0 {
+				values = append(values, o/u)
 			}
 		}
 		return values
+	}
+	begin := func(store, than string) []float64 {
+		return ratio(figure{"BeginIn", store + "-µs"}, figure{"BeginIn", than + "-µs"})
 	}
 	value := func(unit, of string, scale float64) (values []float64) {
 		for _, b := range runs {
@@ -162,15 +168,13 @@ func scaleRows(runs []benchmarks) []row {
 		}
 		return values
 	}
-	const time50 = "p50-µs"
 	return []row{
-		{work: "Begin, 1,000,000 pending", against: "none", callers: 1, want: 1.3, atMost: true, unit: "x", values: ratio(time50, "BeginIn/pending", "BeginIn/empty")},
-		{work: "Begin, behind 1,000,000 done", against: "none", callers: 1, want: 1.3, atMost: true, unit: "x", values: ratio(time50, "BeginIn/done", "BeginIn/empty")},
-		{work: "1,000 pending found behind 1,000,000 done", against: "full scan", want: .1, atMost: true, unit: "x", values: ratio("ns/op", "FindPending/list", "FindPending/scan")},
+		{work: "Begin, 1,000,000 pending", against: "none", callers: 1, want: 1.3, atMost: true, unit: "x", values: begin("pending", "empty")},
+		{work: "Begin, behind 1,000,000 done", against: "none", callers: 1, want: 1.3, atMost: true, unit: "x", values: begin("done", "empty")},
+		{work: "1,000 pending found behind 1,000,000 done", against: "full scan", want: .1, atMost: true, unit: "x", values: ratio(figure{"FindPending/list", "ns/op"}, figure{"FindPending/scan", "ns/op"})},
 		{work: "1,000 pending found behind 1,000,000 done", against: "", want: 10, atMost: true, unit: " ms", values: value("ns/op", "FindPending/list", 1e-6)},
-		{work: "commit after 1,000,000 operations, 1,000 live", against: "start", callers: 1, want: 1.1, atMost: true, unit: "x", values: ratio(time50, "BeginIn/churned", "BeginIn/empty")},
-		{work: "the file then", against: "", want: 8, atMost: true, unit: " MiB", values: value("MiB", "BeginIn/churned", 1)},
-		{work: "put after a backlog of 1,000,000 has drained", against: "steady state", callers: 1, want: 1.2, atMost: true, unit: "x", values: ratio(time50, "BeginIn/drained", "BeginIn/empty")},
+		{work: "commit after 1,000,000 operations, 1,000 live", against: "start, as many live", callers: 1, want: 1.1, atMost: true, unit: "x", values: begin("churned", "live")},
+		{work: "put after a backlog of 1,000,000 has drained", against: "steady state, as many live", callers: 1, want: 1.2, atMost: true, unit: "x", values: begin("drained", "live")},
 		{work: "cold open of that file, closed", against: "", want: 1, atMost: true, unit: " s", values: value("ns/op", "OpenLarge/drained/killed=false/cold=true", 1e-9)},
 		{work: "cold open of that file, killed", against: "", want: 1, atMost: true, unit: " s", values: value("ns/op", "OpenLarge/drained/killed=true/cold=true", 1e-9)},
 	}
