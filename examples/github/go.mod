@@ -1,0 +1,21 @@
+module github.com/oncehttp/oncehttp/examples/github
+
+go 1.26.0
+
+require (
+	github.com/google/go-github/v88 v88.0.0
+	github.com/oncehttp/oncehttp v0.0.0
+)
+
+require (
+	github.com/google/go-querystring v1.2.0 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
+	github.com/hashicorp/go-retryablehttp v0.7.8 // indirect
+	github.com/sony/gobreaker/v2 v2.4.0 // indirect
+	go.etcd.io/bbolt v1.5.0 // indirect
+	golang.org/x/sys v0.45.0 // indirect
+	golang.org/x/time v0.16.0 // indirect
+)
+
+replace github.com/oncehttp/oncehttp => ../..
