@@ -30,7 +30,7 @@ type mutant struct {
 // An edit replaces a text that occurs exactly once in the library.
 type edit struct{ old, new string }
 
-// The tests that may be named as killers are in these files, and no others are
+// Most killers are in these files. Where all those of a mutant are, no others are
 // compiled.
 var testFiles = []string{"promise_test.go", "crash_test.go", "crash_child_test.go", "export_test.go"}
 
@@ -160,22 +160,29 @@ var mutants = []mutant{
 	{"a resumed operation goes without its credentials", []edit{{"if len(f.withheld) > 0 && !f.authorized(req) {", "if false {"}}, []string{"TestNothingIsResumedWithoutCredentials"}},
 }
 
+// The killers of these do too little with -short to be sure to notice them.
+var mutantsForLong = []mutant{}
+
 func TestMutantsAreNoticed(t *testing.T) {
 	lib := snapshot(t)
+	sets := map[bool][]mutant{true: mutants, false: mutantsForLong} // by whether the killers run with -short
 	t.Run("unmutated", func(t *testing.T) {
-		var all []string
-		for _, m := range mutants {
-			all = append(all, m.killers...)
-		}
-		slices.Sort(all)
-		all = slices.Compact(all)
-		out, err := lib.test(t, nil, all)
-		if err != nil {
-			t.Fatalf("the tests fail without any mutation: %v\n%s", err, out)
-		}
-		for _, name := range all {
-			if !strings.Contains(out, "--- PASS: "+name+" ") {
-				t.Errorf("there is no test %s", name)
+		bin := lib.build(t, nil, false)
+		for short, list := range sets {
+			var names []string
+			for _, m := range list {
+				names = append(names, m.killers...)
+			}
+			slices.Sort(names)
+			names = slices.Compact(names)
+			out, err := run(t, bin, names, short)
+			if err != nil {
+				t.Fatalf("the tests fail without any mutation: %v\n%s", err, out)
+			}
+			for _, name := range names {
+				if !strings.Contains(out, "--- PASS: "+name+" ") {
+					t.Errorf("there is no test %s", name)
+				}
 			}
 		}
 	})
@@ -183,19 +190,21 @@ func TestMutantsAreNoticed(t *testing.T) {
 		return
 	}
 	t.Run("mutated", func(t *testing.T) {
-		for _, m := range mutants {
-			t.Run(m.name, func(t *testing.T) {
-				t.Parallel()
-				out, err := lib.test(t, m.edits, m.killers)
-				if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
-					t.Fatalf("%v\n%s", err, out)
-				}
-				for _, name := range m.killers {
-					if err == nil || !strings.Contains(out, "--- FAIL: "+name+" ") {
-						t.Errorf("%s did not notice:\n%s", name, out)
+		for short, list := range sets {
+			for _, m := range list {
+				t.Run(m.name, func(t *testing.T) {
+					t.Parallel()
+					out, err := run(t, lib.build(t, m.edits, lib.inFew(m.killers)), m.killers, short)
+					if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+						t.Fatalf("%v\n%s", err, out)
 					}
-				}
-			})
+					for _, name := range m.killers {
+						if err == nil || !strings.Contains(out, "--- FAIL: "+name+" ") {
+							t.Errorf("%s did not notice:\n%s", name, out)
+						}
+					}
+				})
+			}
 		}
 	})
 }
@@ -204,11 +213,12 @@ func TestMutantsAreNoticed(t *testing.T) {
 type library struct {
 	dir   string
 	files map[string]string // by name: what can be mutated
+	tests map[string]string // by name: the tests of the root package
 }
 
 func snapshot(t *testing.T) *library {
 	t.Helper()
-	lib := &library{dir: t.TempDir(), files: make(map[string]string)}
+	lib := &library{dir: t.TempDir(), files: make(map[string]string), tests: make(map[string]string)}
 	for _, pattern := range []string{"go.mod", "go.sum", "*.go", "oncehttptest/*.go", "internal/reliability/*.go"} {
 		paths, err := filepath.Glob(filepath.Join("..", "..", pattern))
 		if err != nil {
@@ -219,10 +229,6 @@ func snapshot(t *testing.T) *library {
 			if err != nil {
 				t.Fatal(err)
 			}
-			test := strings.HasSuffix(name, "_test.go")
-			if test && !slices.Contains(testFiles, name) {
-				continue
-			}
 			text, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
@@ -231,7 +237,11 @@ func snapshot(t *testing.T) *library {
 			if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.WriteFile(to, text, 0o600)); err != nil {
 				t.Fatal(err)
 			}
-			if !test && filepath.Dir(name) == "." && strings.HasSuffix(name, ".go") {
+			switch {
+			case filepath.Dir(name) != "." || !strings.HasSuffix(name, ".go"):
+			case strings.HasSuffix(name, "_test.go"):
+				lib.tests[name] = string(text)
+			default:
 				lib.files[name] = string(text)
 			}
 		}
@@ -239,30 +249,44 @@ func snapshot(t *testing.T) *library {
 	return lib
 }
 
-// test builds the library with edits, and runs tests. An error of building is a
-// fatal one: no mutant is noticed by the compiler.
-func (lib *library) test(t *testing.T, edits []edit, names []string) (out string, err error) {
+// inFew reports whether all these tests are declared in testFiles.
+func (lib *library) inFew(tests []string) bool {
+	return !slices.ContainsFunc(tests, func(name string) bool {
+		return !slices.ContainsFunc(testFiles, func(file string) bool {
+			return strings.Contains(lib.tests[file], "\nfunc "+name+"(")
+		})
+	})
+}
+
+// build builds the tests of the library with edits; only testFiles, if few is set.
+// An error of building is a fatal one: no mutant is noticed by the compiler.
+func (lib *library) build(t *testing.T, edits []edit, few bool) (bin string) {
 	t.Helper()
 	dir := t.TempDir()
-	overlay := lib.mutate(t, dir, edits)
-	bin := filepath.Join(dir, "oncehttp.test")
+	overlay := lib.mutate(t, dir, edits, few)
+	bin = filepath.Join(dir, "oncehttp.test")
 	goTool := filepath.Join(build.Default.GOROOT, "bin", "go")
 	if _, err := os.Stat(goTool); err != nil {
 		goTool = "go"
 	}
-	compile := exec.CommandContext(t.Context(), goTool, "test", "-c", "-ldflags=-s -w", "-overlay", overlay, "-o", bin, ".")
+	compile := exec.CommandContext(t.Context(), goTool, "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", bin, ".")
 	compile.Dir = lib.dir
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("does not build: %v\n%s", err, out)
 	}
-	run := exec.CommandContext(t.Context(), bin, "-test.v", "-test.short", "-test.timeout=60s", "-test.run=^("+strings.Join(names, "|")+")$")
-	run.Dir = dir
+	return bin
+}
+
+func run(t *testing.T, bin string, tests []string, short bool) (out string, err error) {
+	t.Helper()
+	run := exec.CommandContext(t.Context(), bin, "-test.v", fmt.Sprint("-test.short=", short), "-test.timeout=90s", "-test.run=^("+strings.Join(tests, "|")+")$")
+	run.Dir = filepath.Dir(bin)
 	b, err := run.CombinedOutput()
 	return string(b), err
 }
 
 // mutate writes the edited files and returns the name of go's overlay for them.
-func (lib *library) mutate(t *testing.T, dir string, edits []edit) string {
+func (lib *library) mutate(t *testing.T, dir string, edits []edit, few bool) string {
 	t.Helper()
 	edited := make(map[string]string)
 	for _, e := range edits {
@@ -291,6 +315,11 @@ func (lib *library) mutate(t *testing.T, dir string, edits []edit) string {
 			t.Fatal(err)
 		}
 		replace[filepath.Join(lib.dir, name)] = to
+	}
+	for name := range lib.tests {
+		if few && !slices.Contains(testFiles, name) {
+			replace[filepath.Join(lib.dir, name)] = "" // as if it were not there
+		}
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
