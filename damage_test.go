@@ -437,6 +437,9 @@ func TestADamagedHeadCostsNoMoreThanTheLastCommit(t *testing.T) {
 				}
 			}
 		}
+		if j.refused > 0 {
+			t.Errorf("%d files did not open because of one head", j.refused)
+		}
 		j.report("damaged file, one head", "zeroed, overwritten, in part; the last commit may be gone")
 	})
 }
