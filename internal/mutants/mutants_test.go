@@ -49,7 +49,7 @@ var mutants = []mutant{
 	{"sent while Begin is under way", []edit{{
 		"existing, err := c.store.Begin(f.ctx, rec)",
 		"var existing *Record\n\tvar err error\n\tgo c.store.Begin(f.ctx, rec)",
-	}}, []string{"TestNoByteBeforeTheRecord", "TestOneEffectWhereverACallIsKilled"}},
+	}}, []string{"TestNoByteBeforeTheRecord", "TestOneEffectWhereverACallIsKilled", "TestOneEffectWhenKilledAgainAndAgain", "TestOneEffectWhenKilledAtAnyMoment"}},
 	{"sent although Begin failed", []edit{{"case err != nil:\n\t\tf.beginFailed(&rec, err)", "case err != nil && false:\n\t\tf.beginFailed(&rec, err)"}}, []string{"TestNothingIsSentWithoutARecord"}},
 	{"record of a Begin whose caller left is kept", []edit{
 		{"if f.ctx.Err() != nil { // ended while Begin committed: undo it", "if false {"},
@@ -61,6 +61,10 @@ var mutants = []mutant{
 		{"req.Header = f.template.Header.Clone()\n", "req.Header = f.template.Header.Clone()\n\treq.Header.Set(f.p.header(), NewKey())\n"},
 		{"case !f.p.carries(f.rec.Key, req.Header, f.body):", "case len(valuesOf(req.Header, f.p.header())) == 0:"},
 	}, []string{"TestOneKeyForAllAttempts", "TestTheSameKeyAfterARestart"}},
+	{"a fresh key when resumed", []edit{
+		{"req.Header = f.template.Header.Clone()\n", "req.Header = f.template.Header.Clone()\n\tif f.resumed {\n\t\treq.Header.Set(f.p.header(), NewKey())\n\t}\n"},
+		{"case !f.p.carries(f.rec.Key, req.Header, f.body):", "case len(valuesOf(req.Header, f.p.header())) == 0:"},
+	}, []string{"TestTheSameKeyAfterARestart", "TestOneEffectWhereverResumeIsKilled"}},
 	{"what is sent is not compared with the record", []edit{{
 		"if err := f.checkOut(req, target); err != nil {",
 		"if err := f.checkOut(req, target); err != nil && false {",
@@ -97,7 +101,7 @@ var mutants = []mutant{
 		"p.protect(func() error { return p.h.Settled(f.handlerContext(p.ctx), f.res.info, resp) })",
 	}}, []string{"TestAckComesAfterTheHandler"}},
 	{"Resume takes its caller's answer", []edit{{"rec.Outcome.answered() && c.isHeld(rec.ID):", "false:"}}, []string{"TestAnswerIsItsCallersUntilTheyHaveGone"}},
-	{"what has succeeded is sent again", []edit{{"case old.Outcome == Succeeded:\n\t\tf.replay(old)\n\t\treturn false\n", ""}}, []string{"TestSucceededIsNotSentAgain"}},
+	{"what has succeeded is sent again", []edit{{"case old.Outcome == Succeeded:\n\t\tf.replay(old)\n\t\treturn false\n", ""}}, []string{"TestSucceededIsNotSentAgain", "TestHistories"}},
 	{"an operation that Shutdown interrupts is told as failed", []edit{{"case closed && f.nobodyTold():", "case closed && false:"}}, []string{"TestShutdownLeavesStartedOperationsPending"}},
 	{"a claim is not durable", []edit{{
 		"if err := f.c.store.Save(f.writes(), rec); err != nil {\n\t\treturn err\n\t}\n\tf.take(rec)",
@@ -109,11 +113,11 @@ var mutants = []mutant{
 	{"a handler that kills the process is called for ever", []edit{{"if rec.Claims >= poisonLimit {", "if false {"}}, []string{"TestPoisonedHandlerIsNotCalledForEver"}},
 
 	// Nothing late.
-	{"a retry after the window", []edit{noWindowForRetry, noWindowCheck, noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
+	{"a retry after the window", []edit{noWindowForRetry, noWindowCheck, noWindowAtConn}, []string{"TestNothingSentAfterWindow", "TestTheLastSecondOfAWindow"}},
 	{"a stored operation is sent after its window", []edit{noWindowForStored, noWindowCheck, noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
 	{"the window is not checked before an attempt", []edit{noWindowCheck}, []string{"TestNothingSentAfterWindow"}},
 	{"the window is not checked at the connection", []edit{noWindowAtConn}, []string{"TestNothingSentAfterWindow"}},
-	{"a step of the clock reopens the window", []edit{{"return marked.Truncate(time.Microsecond)", "return wall.Truncate(time.Microsecond)"}}, []string{"TestClockStepDoesNotReopenTheWindow"}},
+	{"a step of the clock reopens the window", []edit{{"return marked.Truncate(time.Microsecond)", "return wall.Truncate(time.Microsecond)"}}, []string{"TestClockStepDoesNotReopenTheWindow", "TestClockStepsCloseWindowsAndNeverOpenThem"}},
 	{"an earlier era's window counts", []edit{{
 		"return c.clock.now().After(rec.ResendUntil) || rec.Era != c.session.Era",
 		"return c.clock.now().After(rec.ResendUntil)",
@@ -153,15 +157,46 @@ var mutants = []mutant{
 	{"a conflict with our own attempt is final", []edit{{"case status == http.StatusConflict && earlier:", "case false:"}}, []string{"TestConflictWithOurOwnAttemptIsWaitedFor"}},
 	{"a stored failure is retried", []edit{{"case status >= 500 && p.replayed(x.resp.Header):", "case false:"}}, []string{"TestStoredFailureIsNotRetried"}},
 	{"a cut answer without length is an answer", []edit{{"if err == nil && cutShort(resp, body) {", "if false {"}}, []string{"TestCutOffAnswerIsNoAnswer"}},
-	{"a cut answer is an answer", []edit{{"if err != nil {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)", "if err != nil && false {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)"}}, []string{"TestCutOffAnswerIsNoAnswer"}},
+	{"a cut answer is an answer", []edit{{"if err != nil {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)", "if err != nil && false {\n\t\treturn exchange{err: fmt.Errorf(\"%w: %w\", ErrAnswerLost, err)"}}, []string{"TestCutOffAnswerIsNoAnswer", "TestAnswersThatAreNoneEnd"}},
 
 	// Secrets.
-	{"credentials are stored", []edit{{"withheld = append(withheld, name)\n", "_ = name\n"}}, []string{"TestCredentialsAreNotStored"}},
+	{"credentials are stored", []edit{{"withheld = append(withheld, name)\n", "_ = name\n"}}, []string{"TestCredentialsAreNotStored", "TestSecretsStayWhereTheyBelong"}},
 	{"a resumed operation goes without its credentials", []edit{{"if len(f.withheld) > 0 && !f.authorized(req) {", "if false {"}}, []string{"TestNothingIsResumedWithoutCredentials"}},
+	{"a sealed part may be another operation's", []edit{{"e.string(field)\n\te.string(id.Key)\n\te.string(id.Origin)\n\te.string(id.Scope)\n", "e.string(field)\n"}}, []string{"TestSealedPartsCannotBeExchanged"}},
+
+	// Servers that mean harm.
+	{"long answers are kept in memory", []edit{{"limit := f.c.opts.MaxResponseBytes\n", "limit := 64 * f.c.opts.MaxResponseBytes\n"}}, []string{"TestAnswersOfAnyLengthTakeNoMemory", "TestAGzipBombIsNotUnpackedIntoMemory"}},
+	{"attempts have no timeout", []edit{{"timeout := f.c.opts.attemptTimeout(f.p); timeout > 0 {", "timeout := f.c.opts.attemptTimeout(f.p); timeout > time.Hour {"}}, []string{"TestAServerThatDripsIsNotWaitedForForEver"}},
+	{"a host is paused as long as it likes", []edit{{"a.limits.pause(time.Now().Add(min(d, a.c.opts.MaxRetryAfter)))", "a.limits.pause(time.Now().Add(min(d, 60*a.c.opts.MaxRetryAfter)))"}}, []string{"TestARetryAfterOfYearsStopsNothingElse"}},
+	{"one redirect too many is followed", []edit{{"originOf(to) != f.rec.Origin || len(via) >= maxRedirects {", "originOf(to) != f.rec.Origin || len(via) > maxRedirects {"}}, []string{"TestRedirectsEnd"}},
+	{"what is acknowledged is held all the same", []edit{{"\tc.mu.Lock()\n\tdefer c.mu.Unlock()\n\tdelete(c.held, rec.ID)\n", ""}}, []string{"TestKeysByTheMillionAreForgotten"}},
+	{"no host is forgotten", []edit{{"if len(l.hosts) < l.max || l.idle.next == &l.idle {", "if len(l.hosts) < 2*l.max || l.idle.next == &l.idle {"}}, []string{"TestAMillionHostsStayBounded"}},
+	{"purged by a clock that has just jumped", []edit{{"return c.jumped.IsZero() || time.Since(c.jumped) > purgeRest", "return true"}}, []string{"TestNothingIsPurgedByAGlitch"}},
+
+	// Files that are damaged, or another's.
+	{"the file is not locked", []edit{{"s.db.AllocSize = 0 //", "_ = unlock(s.file)\n\ts.db.AllocSize = 0 //"}}, []string{"TestASecondProcessIsLockedOutUntilTheFirstIsDead"}},
+	{"children inherit the file", []edit{
+		{"\t\"runtime/debug\"\n\t\"time\"\n\n\t\"go.etcd.io/bbolt\"\n\tbbolterrors", "\t\"runtime/debug\"\n\t\"syscall\"\n\t\"time\"\n\n\t\"go.etcd.io/bbolt\"\n\tbbolterrors"},
+		{"f, err := os.OpenFile(name, flag&^os.O_CREATE, mode)\n", "fd, err := syscall.Open(name, flag&^os.O_CREATE, uint32(mode))\n\t\tf := os.NewFile(uintptr(fd), name)\n"},
+	}, []string{"TestAChildThatOutlivesItsParentDoesNotKeepTheFile"}},
+	{"a file in its place is not noticed", []edit{{"if err != nil || !os.SameFile(info, s.info) {", "if err != nil || info == nil {"}}, []string{"TestNothingIsSentWhenTheFileIsNoLongerOurs"}},
+	{"a file that was cut is opened", []edit{{"if info.Size() < tx.Size() {", "if info.Size() < 0 {"}, {"_, err = c.file.ReadAt(page, int64(id*c.pageSize))\n\treturn page, err", "_, _ = c.file.ReadAt(page, int64(id*c.pageSize))\n\treturn page, nil"}}, []string{"TestCutFilesAreNoticed"}},
+	{"no checksums are compared", []edit{
+		{"if n < 0 || crc32.Checksum(b[:n], castagnoli) != binary.BigEndian.Uint32(b[n:]) {", "if n < 0 {"},
+		{"if crc32.Checksum(part, castagnoli) != binary.BigEndian.Uint32(stored[1:]) {", "if false {"},
+	}, []string{"TestEveryDamagedBitIsSeen", "TestDamagedBytesAreNoticed", "TestADamagedRecordHarmsNoOther"}},
+	{"files are opened unchecked", []edit{{"return s.checkPages(tx)", "return nil"}}, []string{"TestDamagedFileNeverEndsTheProcess"}},
+	{"a later format is opened", []edit{{"format != storeFormat {", "format < storeFormat {"}}, []string{"TestFileThatCannotBeOpenedIsLeftAsItIs"}},
+	{"what is no file is opened", []edit{{"case !info.Mode().IsRegular():", "case false:"}}, []string{"TestPathThatIsNoFileIsRefused"}},
 }
 
 // The killers of these do too little with -short to be sure to notice them.
-var mutantsForLong = []mutant{}
+var mutantsForLong = []mutant{
+	{"pages are not checked", []edit{{"return s.checkPages(tx)", "return nil"}}, []string{"TestDamagedPagesAreNoticed"}},
+	{"a reader goes back to the commit before", []edit{{"if tx.ID() < last {", "if tx.ID() < 0*last {"}}, []string{"TestPagesReplacedUnderARunningClientAreNoticed"}},
+	{"the head that was written first is believed", []edit{{"int64(txid%2*s.pageSize+pageHeader+4*4)", "int64(pageHeader+4*4)"}}, []string{"TestADamagedHeadCostsNoMoreThanTheLastCommit"}},
+	{"a panic of the database is of no kind", []edit{{"return target == ErrDamaged", "return false"}}, []string{"TestPartsOfPagesDamagedUnderARunningClientDoNotEndIt"}},
+}
 
 func TestMutantsAreNoticed(t *testing.T) {
 	lib := snapshot(t)
@@ -199,7 +234,8 @@ func TestMutantsAreNoticed(t *testing.T) {
 						t.Fatalf("%v\n%s", err, out)
 					}
 					for _, name := range m.killers {
-						if err == nil || !strings.Contains(out, "--- FAIL: "+name+" ") {
+						// One that has begun and not passed may have been the end of the process.
+						if err == nil || !strings.Contains(out, "=== RUN   "+name+"\n") || strings.Contains(out, "--- PASS: "+name+" ") {
 							t.Errorf("%s did not notice:\n%s", name, out)
 						}
 					}
@@ -269,7 +305,7 @@ func (lib *library) build(t *testing.T, edits []edit, few bool) (bin string) {
 	if _, err := os.Stat(goTool); err != nil {
 		goTool = "go"
 	}
-	compile := exec.CommandContext(t.Context(), goTool, "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay, "-o", bin, ".")
+	compile := exec.CommandContext(t.Context(), goTool, "test", "-c", "-vet=off", "-gcflags=-N -l", "-ldflags=-s -w", "-overlay", overlay, "-o", bin, ".")
 	compile.Dir = lib.dir
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("does not build: %v\n%s", err, out)
