@@ -3,6 +3,8 @@ package oncehttp
 import (
 	"fmt"
 	"net/http"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 )
@@ -119,5 +121,9 @@ var InWords = inWords
 // FullJitter is the backoff.
 var FullJitter = fullJitter
 
-// RaceEnabled is raceEnabled, for the tests from outside.
-func RaceEnabled() bool { return raceEnabled() }
+// RaceEnabled reports whether the test runs under the race detector, which makes
+// it 10 times as long.
+func RaceEnabled() bool {
+	info, _ := debug.ReadBuildInfo()
+	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}

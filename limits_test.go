@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime/debug"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -27,7 +25,7 @@ func hostName(i int) string { return "https://" + strconv.Itoa(i) + ".example" }
 
 func TestAMillionHostsStayBounded(t *testing.T) {
 	hosts := 1_000_000
-	if testing.Short() || raceEnabled() {
+	if testing.Short() || RaceEnabled() {
 		hosts = 50_000
 	}
 	for _, tt := range []struct {
@@ -58,13 +56,6 @@ func TestAMillionHostsStayBounded(t *testing.T) {
 		})
 	}
 	reliability.Report(t, reliability.Result{Class: "a million hosts", How: "limits of each, with and without something to remember", Cases: hosts})
-}
-
-// raceEnabled reports whether the test runs under the race detector, which makes
-// it 10 times as long.
-func raceEnabled() bool {
-	info, _ := debug.ReadBuildInfo()
-	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // checkRing compares the ring of idle hosts with the map.
