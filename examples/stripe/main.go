@@ -182,7 +182,10 @@ func (s *shop) resume(ctx context.Context) error {
 		if err != nil || sum.Done() {
 			return err
 		}
-		if len(sum.Ended) > 0 {
+		switch {
+		case sum.Failed > 0:
+			return fmt.Errorf("answers that could not be recorded: %d", sum.Failed)
+		case len(sum.Ended) > 0:
 			return fmt.Errorf("credentials were refused or are missing: %v", sum.Ended)
 		}
 		select {
