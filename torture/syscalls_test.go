@@ -47,8 +47,8 @@ var deadlyCalls = []string{
 // TestKilledInSystemCalls records the system calls of a program that charges
 // orders, and of one that resumes, and kills them at their entry, one after the
 // other: SIGKILL from strace, so that the call is not made. The last life runs to
-// its end. Whatever the lives before came to, each order that reached the server
-// was charged once, and is in the ledger.
+// its end. Whatever the lives before came to, each order that was recorded, or
+// reached the server, was charged once, and is in the ledger.
 func TestKilledInSystemCalls(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
@@ -226,7 +226,7 @@ func (c *cashier) live(t *testing.T, what string, p point) (died bool) {
 		t.Errorf("%s, to be killed in %s/%d: %v\n%s", what, p.call, p.n, err, out)
 	}
 	if what == "charge" {
-		c.inLedgerBefore = c.ledger(t)
+		c.inLedgerBefore = c.lines(t, "ledger")
 	}
 	return died
 }
@@ -240,10 +240,11 @@ func (c *cashier) finish(t *testing.T) {
 	}
 }
 
-// ledger returns the ledger's lines, "ORDER OUTCOME". The last may be torn.
-func (c *cashier) ledger(t *testing.T) []string {
+// lines returns the lines of the ledger, "ORDER OUTCOME", or those of another
+// file. The last may be torn, and is left out.
+func (c *cashier) lines(t *testing.T, file string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(c.dir, "ledger"))
+	text, err := os.ReadFile(filepath.Join(c.dir, file))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func (c *cashier) ledger(t *testing.T) []string {
 
 func (c *cashier) judge(t *testing.T, v *verdict) {
 	t.Helper()
-	ledger, effects := c.ledger(t), c.server.EffectsByBody()
+	ledger, begun, effects := c.lines(t, "ledger"), c.lines(t, "begun"), c.server.EffectsByBody()
 	sent := make(map[string]bool)
 	for _, a := range c.server.Attempts() {
 		sent[string(a.Body)] = true
@@ -267,6 +268,8 @@ func (c *cashier) judge(t *testing.T, v *verdict) {
 			v.fail(t, &v.Twice, "%s was charged %d times", order, n)
 		case n == 0 && sent["order="+order]:
 			v.fail(t, &v.Lost, "%s was sent and is not charged", order)
+		case n == 0 && slices.Contains(begun, order):
+			v.fail(t, &v.Lost, "%s was recorded and is not charged", order)
 		case n == 1 && !told:
 			v.fail(t, &v.Lost, "%s was charged and is not in the ledger", order)
 		case n == 0 && told:
@@ -287,11 +290,19 @@ func cash(what, dir, server string) (err error) {
 	if err != nil {
 		return err
 	}
+	begun, err := os.OpenFile(filepath.Join(dir, "begun"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
 	write := func(order string, outcome oncehttp.Outcome) error {
 		_, err := fmt.Fprintf(ledger, "%s %v\n", order, outcome)
 		return err
 	}
-	client, err := oncehttp.Open(filepath.Join(dir, "operations.db"), &oncehttp.Options{BackoffBase: time.Millisecond, BackoffCap: time.Millisecond})
+	client, err := oncehttp.Open(filepath.Join(dir, "operations.db"), &oncehttp.Options{
+		BackoffBase: time.Millisecond,
+		BackoffCap:  time.Millisecond,
+		Trace:       &oncehttp.Trace{Begun: func(info oncehttp.Info) { fmt.Fprintln(begun, info.Metadata["order"]) }},
+	})
 	if err != nil {
 		return err
 	}

@@ -63,11 +63,17 @@ func run(results string, write bool) error {
 		table += fmt.Sprintf("| %s | %s | %s | %d | %d | %d | %d | %d | %s |\n", r.Class, r.How, grouped(r.Cases),
 			r.Twice, r.Lost, r.Unreadable, r.Panics, r.ToldFalsely, mutants[r.Test])
 	}
-	total := 0
+	var sum reliability.Result
 	for _, r := range rows {
-		total += r.Cases
+		sum.Cases += r.Cases
+		sum.Twice += r.Twice
+		sum.Lost += r.Lost
+		sum.Unreadable += r.Unreadable
+		sum.Panics += r.Panics
+		sum.ToldFalsely += r.ToldFalsely
 	}
-	table += fmt.Sprintf("| **%d classes** | | **%s** | **0** | **0** | **0** | **0** | **0** | |\n", len(rows), grouped(total))
+	table += fmt.Sprintf("| **%d classes** | | **%s** | **%d** | **%d** | **%d** | **%d** | **%d** | |\n", len(rows), grouped(sum.Cases),
+		sum.Twice, sum.Lost, sum.Unreadable, sum.Panics, sum.ToldFalsely)
 	if write {
 		return errors.Join(append(errs, os.WriteFile(page, []byte(head+begin+table+end+tail), 0o644))...)
 	}
