@@ -446,7 +446,7 @@ func TestAKeyThatIsSentBackTellsNothing(t *testing.T) {
 // TestKeysByTheMillionAreForgotten: what an operation leaves in the memory of the
 // client is nothing; in a store in memory, its outcome, until it is purged.
 func TestKeysByTheMillionAreForgotten(t *testing.T) {
-	count := reliability.Result{Class: "keys by the million", How: "operations with fresh keys and handles, 64 at once, file and memory; what is kept is measured"}
+	count := reliability.Result{Class: "very many keys", How: "operations with fresh keys and handles, 64 at once, file and memory; what is kept is measured"}
 	ok := tripFunc(func(req *http.Request) (*http.Response, error) {
 		return replyOf(req, 200, 2, strings.NewReader("ok")), nil
 	})

@@ -176,7 +176,7 @@ func try(t *testing.T, fs *FS, v *verdict, name string, free int64, faults ...Fa
 func TestDiskErrors(t *testing.T) {
 	fs := start(t)
 	images := amount(2500, 60_000)
-	v := &verdict{Result: reliability.Result{Class: "errors of the disk", How: "EIO, ENOSPC, EDQUOT, EFBIG, EROFS and short writes at every operation on the file"}}
+	v := &verdict{Result: reliability.Result{Class: "errors of the disk", How: "EIO, ENOSPC, EDQUOT, EFBIG, EROFS and short writes at every operation on the file", About: true}}
 	counts := dryRun(t, fs)
 	t.Logf("without faults: %v", counts)
 	var lines []*line
@@ -219,7 +219,7 @@ func TestDiskErrors(t *testing.T) {
 func TestSyncFailsAndThenThePower(t *testing.T) {
 	fs := start(t)
 	images := amount(3000, 50_000)
-	v := &verdict{Result: reliability.Result{Class: "a sync fails, then power failure", How: "the program is restarted after the error, and goes on with what the system has in memory"}}
+	v := &verdict{Result: reliability.Result{Class: "a sync fails, then power failure", How: "the program is restarted after the error, and goes on with what the system has in memory", About: true}}
 	var lines []*line
 	for k, more := 1, true; more; k++ {
 		l := &line{disk: NewDisk(), facts: make(facts), begin: base}

@@ -73,7 +73,7 @@ func (r *trial) crowd(s *shop) {
 func TestFullDisk(t *testing.T) {
 	fs := start(t)
 	images := amount(30, 3000)
-	v := &verdict{Result: reliability.Result{Class: "full disk", How: "no room left while requests are on their way, and many are begun"}}
+	v := &verdict{Result: reliability.Result{Class: "full disk", How: "no room left while requests are on their way, and many are begun", About: true}}
 	var lines []*line
 	for _, free := range []int64{0, 1 << 20, 9 << 20} {
 		for _, sparse := range []bool{false, true} {

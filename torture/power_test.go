@@ -238,7 +238,7 @@ func TestPowerFailure(t *testing.T) {
 	fs := start(t)
 	histories, children, images := amount(4, 20), amount(16, 400), amount(6000, 200_000)
 	rnd := rand.New(rand.NewPCG(*seed, 0))
-	v := &verdict{Result: reliability.Result{Class: "power failure", How: "images of the disk: what was not synced is there or not, in any order, by sectors"}}
+	v := &verdict{Result: reliability.Result{Class: "power failure", How: "images of the disk: what was not synced is there or not, in any order, by sectors", About: true}}
 	begin := time.Now()
 	var lines []*line
 	for i := range histories {
@@ -270,7 +270,7 @@ func TestKilledAndThenWithoutPower(t *testing.T) {
 	fs := start(t)
 	charges, images := amount(3, 12), amount(3000, 50_000)
 	rnd := rand.New(rand.NewPCG(*seed, 1))
-	v := &verdict{Result: reliability.Result{Class: "killed in a commit, then power failure", How: "as above, with the memory of the system at the kill"}}
+	v := &verdict{Result: reliability.Result{Class: "killed in a commit, then power failure", How: "as above, with the memory of the system at the kill", About: true}}
 	charge := func(name string, n int) func(*shop) {
 		return func(s *shop) {
 			if s.open() != nil {

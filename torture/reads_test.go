@@ -20,7 +20,7 @@ import (
 func TestReadErrors(t *testing.T) {
 	fs := start(t)
 	images := amount(400, 10_000)
-	v := &verdict{Result: reliability.Result{Class: "pages that cannot be read", How: "EIO in page faults of a running process"}}
+	v := &verdict{Result: reliability.Result{Class: "pages that cannot be read", How: "EIO in page faults of a running process", About: true}}
 	var lines []*line
 	uses := map[string]func(*trial, string) error{
 		"charge": func(r *trial, _ string) error {

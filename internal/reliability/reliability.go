@@ -19,6 +19,7 @@ type Result struct {
 	Class string // as in the table, such as "power failure, images of the disk"
 	How   string // how the faults are made, in a few words
 	Cases int    // histories, each judged by itself
+	About bool   // Cases depends on how threads were scheduled, by less than a half
 
 	Twice       int // operations charged more than once
 	Lost        int // operations neither charged nor told, or whose recorded answer is gone
