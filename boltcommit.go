@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"syscall"
@@ -16,7 +17,9 @@ import (
 // committed in groups. There is no timer for them and no goroutine: a writer
 // that finds nobody leading leads. It commits all writes that are queued in one
 // transaction, while those that come meanwhile queue up, and passes the lead on
-// to one of those. Lazy writes ride along.
+// to one of those. Lazy writes ride along. Before it takes its group, a leader lets
+// those run who were told of the last commit, if they were several: they may come
+// with their next write. That makes groups half as large again.
 const (
 	maxGroup  = 1024                 // writes in one transaction
 	idleFlush = 2 * time.Millisecond // until lazy writes that nobody takes along are committed
@@ -110,6 +113,9 @@ func (s *BoltStore) writeSoon(w *boltWrite) {
 // lead commits a group and passes the lead on. by, which may be nil, is the
 // write whose writer does it.
 func (s *BoltStore) lead(by *boltWrite) {
+	if s.crowded {
+		runtime.Gosched()
+	}
 	s.mu.Lock()
 	if by != nil {
 		by.leads = false
@@ -129,7 +135,7 @@ func (s *BoltStore) lead(by *boltWrite) {
 	s.commit(group)
 
 	s.mu.Lock()
-	s.tellLocked(group)
+	s.crowded = s.tellLocked(group) > 1
 	s.passOnLocked()
 	s.mu.Unlock()
 }
@@ -167,13 +173,14 @@ func (s *BoltStore) flush() {
 	}
 }
 
-// tellLocked tells the writers of a group that it is done. Those of lazy writes
-// are told in order, by a goroutine that lives as long as there is something to
-// tell: a leader may hold locks that they want.
-func (s *BoltStore) tellLocked(group []*boltWrite) {
+// tellLocked tells the writers of a group that it is done, and returns how many
+// have waited. Those of lazy writes are told in order, by a goroutine that lives as
+// long as there is something to tell: a leader may hold locks that they want.
+func (s *BoltStore) tellLocked(group []*boltWrite) (waited int) {
 	for _, w := range group {
 		if w.wake != nil {
 			w.wake <- false
+			waited++
 		} else {
 			s.told = append(s.told, w)
 		}
@@ -182,6 +189,7 @@ func (s *BoltStore) tellLocked(group []*boltWrite) {
 		s.telling = true
 		go s.tell()
 	}
+	return waited
 }
 
 func (s *BoltStore) tell() {

@@ -43,8 +43,9 @@ type BoltStore struct {
 	state   boltState    // as last committed
 	broken  error        // not nil: the store is closed for writing
 	closed  bool
-	last    int // id of the last transaction; written by who leads, who may read it without mu
-	longest int // no record in the file has more bytes, or maxHeadroom suffices for it; as last
+	crowded bool // several have waited for the last group; read and written by who leads
+	last    int  // id of the last transaction; written by who leads, who may read it without mu
+	longest int  // no record in the file has more bytes, or maxHeadroom suffices for it; as last
 
 	// commitTx commits a transaction: tests make it slow, and make it fail.
 	// Written once before the first write.
