@@ -139,7 +139,7 @@ func (t *boltTx) find(id []byte) (*boltRecord, error) {
 	if err != nil {
 		return found, err
 	}
-	if !bytes.Equal(encodeID(r.ID), id) || r.Acked == (found.entry == entryOpen) || seq != 0 && r.Seq != seq {
+	if !encodes(id, r.ID) || r.Acked == (found.entry == entryOpen) || seq != 0 && r.Seq != seq {
 		return found, errMisplaced
 	}
 	found.Record, found.request, found.answer = r, request, answer
@@ -378,7 +378,7 @@ func checkIdentities(tx *bbolt.Tx) error {
 		} else if len(v) > 0 {
 			v = v[1:]
 		}
-		if r, _, _, err := decodeHead(v); err == nil && !bytes.Equal(encodeID(r.ID), k) {
+		if r, _, _, err := decodeHead(v); err == nil && !encodes(k, r.ID) {
 			return errMisplaced
 		}
 	}

@@ -1,6 +1,7 @@
 package oncehttp
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -277,8 +278,19 @@ func (d *headDecoder) opaque() []byte {
 // the last followed by a zero byte. Bytes that would be taken for an end are
 // escaped, so any string is safe; real keys have none.
 func encodeID(id ID) []byte {
-	b := encodePrefix(id.Key, id.Origin)
+	return appendID(make([]byte, 0, len(id.Key)+len(id.Origin)+len(id.Scope)+2), id)
+}
+
+func appendID(b []byte, id ID) []byte {
+	b = append(appendEscaped(b, id.Key), 0)
+	b = append(appendEscaped(b, id.Origin), 0)
 	return appendEscaped(b, id.Scope)
+}
+
+// encodes reports whether b is the encoded id.
+func encodes(b []byte, id ID) bool {
+	var buf [192]byte // on the stack
+	return bytes.Equal(appendID(buf[:0], id), b)
 }
 
 // encodePrefix returns what the encoded IDs with these beginnings begin with.
@@ -292,13 +304,11 @@ func encodePrefix(fields ...string) []byte {
 
 func appendEscaped(b []byte, s string) []byte {
 	for i := range len(s) {
-		if c := s[i]; c <= 1 {
-			b = append(b, 1, c+1)
-		} else {
-			b = append(b, c)
+		if s[i] <= 1 {
+			return appendEscaped(append(append(b, s[:i]...), 1, s[i]+1), s[i+1:])
 		}
 	}
-	return b
+	return append(b, s...)
 }
 
 func decodeID(b []byte) (ID, error) {
