@@ -14,23 +14,42 @@ import (
 // A MemoryStore is a [KeyStore] that forgets everything with its process, for
 // tests, and for operations that need not outlive it.
 type MemoryStore struct {
-	mu      sync.Mutex // guards the following
-	records map[ID]*Record
-	keys    map[string][]ID // IDs of records by their Key
-	open    []*Record       // in the order of Seq: the open records, and some that are no more; see isOpenLocked
-	gone    int             // how many of open are no more
+	mu      sync.Mutex            // guards the following
+	records map[string]*memRecord // by their Key: the first of them
+	open    []*memRecord          // in the order of Seq: the open records, and some that are no more
+	gone    int                   // how many of open are no more
 	counts  Counts
 	seq     uint64
 	session *Session
-	round   []ID // what Purge has still to look at in this round
+	round   []string // the keys of what Purge has still to look at in this round
 	closed  bool
 }
+
+// A memRecord is a record and, since one key may be that of several operations, the
+// next of those with its key.
+type memRecord struct {
+	Record
+	next    *memRecord
+	removed bool
+}
+
+func (r *memRecord) isOpen() bool { return !r.Acked && !r.removed }
 
 var _ KeyStore = (*MemoryStore)(nil)
 
 // NewMemoryStore returns an empty store.
 func NewMemoryStore() *MemoryStore {
-	return &MemoryStore{records: make(map[ID]*Record), keys: make(map[string][]ID)}
+	return &MemoryStore{records: make(map[string]*memRecord)}
+}
+
+// findLocked returns the record of an identity, or nil.
+func (s *MemoryStore) findLocked(id ID) *memRecord {
+	for r := s.records[id.Key]; r != nil; r = r.next {
+		if r.ID == id {
+			return r
+		}
+	}
+	return nil
 }
 
 // lock locks the store, unless ctx has ended or the store is closed.
@@ -65,13 +84,13 @@ func (s *MemoryStore) Begin(ctx context.Context, rec Record) (existing *Record, 
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	if found := s.records[rec.ID]; found != nil {
+	if found := s.findLocked(rec.ID); found != nil {
 		return found.kept(), nil
 	}
 	if rec.KeyGiven {
-		for _, id := range s.keys[rec.Key] {
-			if found := s.records[id]; inTheWay(found, &rec) {
-				return found.kept(), nil
+		for r := s.records[rec.Key]; r != nil; r = r.next {
+			if inTheWay(&r.Record, &rec) {
+				return r.kept(), nil
 			}
 		}
 	}
@@ -85,11 +104,11 @@ func (s *MemoryStore) Save(ctx context.Context, rec Record) error {
 		return err
 	}
 	defer s.mu.Unlock()
-	found := s.records[rec.ID]
+	found := s.findLocked(rec.ID)
 	if found == nil {
 		return ErrNotFound
 	}
-	if err := admits(found, &rec, nil); err != nil {
+	if err := admits(&found.Record, &rec, nil); err != nil {
 		return err
 	}
 	s.putLocked(rec, found)
@@ -108,11 +127,11 @@ func (s *MemoryStore) Delete(ctx context.Context, rec Record) error {
 		return err
 	}
 	defer s.mu.Unlock()
-	found := s.records[rec.ID]
+	found := s.findLocked(rec.ID)
 	if found == nil {
 		return nil
 	}
-	if err := admits(found, &rec, nil); err != nil {
+	if err := admits(&found.Record, &rec, nil); err != nil {
 		return err
 	}
 	s.removeLocked(found)
@@ -120,7 +139,7 @@ func (s *MemoryStore) Delete(ctx context.Context, rec Record) error {
 }
 
 // putLocked keeps a copy of r in the place of found, which may be nil.
-func (s *MemoryStore) putLocked(r Record, found *Record) {
+func (s *MemoryStore) putLocked(r Record, found *memRecord) {
 	if r.Acked {
 		r.Request = nil
 	}
@@ -142,7 +161,7 @@ func (s *MemoryStore) putLocked(r Record, found *Record) {
 	if found != nil && (r.Acked || !found.Acked) {
 		r.Seq = found.Seq
 		closes := r.Acked && !found.Acked
-		*found = r // also in open
+		found.Record = r // also in open
 		if closes {
 			s.goneLocked()
 		}
@@ -150,36 +169,45 @@ func (s *MemoryStore) putLocked(r Record, found *Record) {
 	}
 	s.seq++
 	r.Seq = s.seq
-	if found == nil {
-		s.keys[r.Key] = append(s.keys[r.Key], r.ID)
+	if found != nil { // acknowledged, and open again: a new place in open
+		s.unlinkLocked(found)
 	}
-	stored := new(Record) // here: what is written in place needs none
-	*stored = r
-	s.records[r.ID] = stored
+	stored := &memRecord{Record: r, next: s.records[r.Key]}
+	s.records[r.Key] = stored
 	if !r.Acked {
 		s.open = append(s.open, stored)
 	}
 }
 
-func (s *MemoryStore) removeLocked(found *Record) {
-	delete(s.records, found.ID)
-	ids := slices.DeleteFunc(s.keys[found.Key], func(id ID) bool { return id == found.ID })
-	if s.keys[found.Key] = ids; len(ids) == 0 {
-		delete(s.keys, found.Key)
+// unlinkLocked takes a record out of records.
+func (s *MemoryStore) unlinkLocked(found *memRecord) {
+	found.removed = true
+	first := s.records[found.Key]
+	switch {
+	case first != found:
+		for first.next != found {
+			first = first.next
+		}
+		first.next = found.next
+	case found.next != nil:
+		s.records[found.Key] = found.next
+	default:
+		delete(s.records, found.Key)
 	}
+}
+
+func (s *MemoryStore) removeLocked(found *memRecord) {
+	s.unlinkLocked(found)
 	if !found.Acked {
 		s.counts.open(found.Outcome, -1)
 		s.goneLocked()
 	}
 }
 
-// isOpenLocked reports whether r, from open, is still kept and open.
-func (s *MemoryStore) isOpenLocked(r *Record) bool { return !r.Acked && s.records[r.ID] == r }
-
 // goneLocked notes that one of open is no more, and cleans up when most are.
 func (s *MemoryStore) goneLocked() {
 	if s.gone++; s.gone > 32 && s.gone > len(s.open)/2 {
-		s.open = slices.DeleteFunc(s.open, func(r *Record) bool { return !s.isOpenLocked(r) })
+		s.open = slices.DeleteFunc(s.open, func(r *memRecord) bool { return !r.isOpen() })
 		s.gone = 0
 	}
 }
@@ -190,7 +218,7 @@ func (s *MemoryStore) Get(ctx context.Context, id ID) (*Record, error) {
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	found := s.records[id]
+	found := s.findLocked(id)
 	if found == nil {
 		return nil, ErrNotFound
 	}
@@ -203,7 +231,11 @@ func (s *MemoryStore) Find(ctx context.Context, key string) ([]ID, error) {
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	return slices.Clone(s.keys[key]), nil
+	var ids []ID
+	for r := s.records[key]; r != nil; r = r.next {
+		ids = append(ids, r.ID)
+	}
+	return ids, nil
 }
 
 // List implements [KeyStore].
@@ -212,7 +244,7 @@ func (s *MemoryStore) List(ctx context.Context, after uint64, n int) ([]Record, 
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	from, _ := slices.BinarySearchFunc(s.open, after, func(r *Record, after uint64) int {
+	from, _ := slices.BinarySearchFunc(s.open, after, func(r *memRecord, after uint64) int {
 		if r.Seq <= after {
 			return -1
 		}
@@ -223,8 +255,8 @@ func (s *MemoryStore) List(ctx context.Context, after uint64, n int) ([]Record, 
 		if len(list) >= n {
 			break
 		}
-		if s.isOpenLocked(r) {
-			r := *r
+		if r.isOpen() {
+			r := r.Record
 			r.Request, r.Answer, r.Meta = nil, nil, bytes.Clone(r.Meta)
 			list = append(list, r)
 		}
@@ -252,16 +284,17 @@ func (s *MemoryStore) Purge(ctx context.Context, now time.Time, n int) (dropped 
 		s.round = slices.Collect(maps.Keys(s.records))
 	}
 	n = min(max(n, 0), len(s.round))
-	for _, id := range s.round[:n] {
-		r := s.records[id]
-		switch {
-		case r == nil || !r.Acked:
-		case due(r.KeepUntil, now):
-			s.removeLocked(r)
-			dropped++
-		case r.Answer != nil && due(r.AnswerUntil, now):
-			r.Answer = nil
-			dropped++
+	for _, key := range s.round[:n] {
+		for r := s.records[key]; r != nil; r = r.next {
+			switch {
+			case !r.Acked:
+			case due(r.KeepUntil, now):
+				s.removeLocked(r) // its next stays
+				dropped++
+			case r.Answer != nil && due(r.AnswerUntil, now):
+				r.Answer = nil
+				dropped++
+			}
 		}
 	}
 	s.round = s.round[n:]
