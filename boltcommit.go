@@ -19,10 +19,11 @@ import (
 // transaction, while those that come meanwhile queue up, and passes the lead on
 // to one of those. Lazy writes ride along. Before it takes its group, a leader lets
 // those run who were told of the last commit, if they were several: they may come
-// with their next write. That makes groups half as large again.
+// with their next write. That makes groups half as large again, or more.
 const (
 	maxGroup  = 1024                 // writes in one transaction
 	idleFlush = 2 * time.Millisecond // until lazy writes that nobody takes along are committed
+	yields    = 4                    // of a leader to its company; more did not make groups larger
 )
 
 // A boltWrite is one queued write.
@@ -114,7 +115,9 @@ func (s *BoltStore) writeSoon(w *boltWrite) {
 // write whose writer does it.
 func (s *BoltStore) lead(by *boltWrite) {
 	if s.crowded {
-		runtime.Gosched()
+		for range yields {
+			runtime.Gosched()
+		}
 	}
 	s.mu.Lock()
 	if by != nil {

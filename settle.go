@@ -77,7 +77,7 @@ func (f *flight) answer(a *call) {
 		f.c.saveSoon(rec, func(err error) {
 			f.land(false)
 			if err != nil { // it stays pending: sent again within the window, and replayed by the server
-				f.trace.storeFailedAside(infoOf(&rec, &storedMeta{}), err)
+				f.trace.storeFailedAside(infoOf(&f.rec, &storedMeta{}), err)
 			}
 		})
 		f.trace.settled(f.res.info)
