@@ -24,6 +24,7 @@ const (
 	maxGroup  = 1024                 // writes in one transaction
 	idleFlush = 2 * time.Millisecond // until lazy writes that nobody takes along are committed
 	yields    = 4                    // of a leader to its company; more did not make groups larger
+	longYield = time.Millisecond     // after one like that, it waits no longer: others need the processors
 )
 
 // A boltWrite is one queued write.
@@ -115,7 +116,8 @@ func (s *BoltStore) writeSoon(w *boltWrite) {
 // write whose writer does it.
 func (s *BoltStore) lead(by *boltWrite) {
 	if s.crowded {
-		for range yields {
+		begun := time.Now()
+		for i := 0; i < yields && time.Since(begun) < longYield; i++ {
 			runtime.Gosched()
 		}
 	}
