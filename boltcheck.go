@@ -156,7 +156,10 @@ func (c *pageCheck) page(page, from, to []byte, outer bool) error {
 		return errPages
 	}
 	flags, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
-	if flags != branchPage && flags != leafPage || count*pageElement > len(page)-pageHeader || flags == branchPage && count == 0 {
+	if flags != branchPage && flags != leafPage || count*pageElement > len(page)-pageHeader {
+		return errPages
+	}
+	if count == 0 && (flags == branchPage || from != nil) { // only a bucket's own page may be empty
 		return errPages
 	}
 	number := func(i, at int) uint64 {

@@ -158,15 +158,14 @@ func (s *BoltStore) Get(ctx context.Context, id ID) (rec *Record, err error) {
 func (s *BoltStore) Find(ctx context.Context, key string) (ids []ID, err error) {
 	err = s.read(ctx, func(t *boltTx) error {
 		prefix := encodePrefix(key)
-		c := t.keys.Cursor()
-		for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-			id, err := decodeID(k)
-			if err != nil {
-				return err
+		return each(t.keys, prefix, func(k, _ []byte) (more bool, err error) {
+			if !bytes.HasPrefix(k, prefix) {
+				return false, nil
 			}
+			id, err := decodeID(k)
 			ids = append(ids, id)
-		}
-		return nil
+			return true, err
+		})
 	})
 	return ids, err
 }
@@ -245,20 +244,20 @@ func (s *BoltStore) Purge(ctx context.Context, now time.Time, n int) (dropped in
 // complete.
 func (s *BoltStore) purgeable(ctx context.Context, now time.Time, n int) (ids [][]byte, looked int, next []byte, err error) {
 	err = s.read(ctx, func(t *boltTx) error {
-		c := t.keys.Cursor()
-		k, v := c.Seek(s.purgeAt)
-		for ; k != nil && looked < n; k, v = c.Next() {
+		return each(t.keys, s.purgeAt, func(k, v []byte) (more bool, err error) {
+			if looked == n {
+				next = bytes.Clone(k)
+				return false, nil
+			}
 			looked++
-			if len(v) == 0 || v[0] == entryOpen {
-				continue
+			if len(v) > 0 && v[0] != entryOpen {
+				r, _, _, err := decodeHead(v[1:])
+				if err == nil && (due(r.KeepUntil, now) || v[0] == entryAnswered && due(r.AnswerUntil, now)) {
+					ids = append(ids, bytes.Clone(k))
+				}
 			}
-			r, _, _, err := decodeHead(v[1:])
-			if err == nil && (due(r.KeepUntil, now) || v[0] == entryAnswered && due(r.AnswerUntil, now)) {
-				ids = append(ids, bytes.Clone(k))
-			}
-		}
-		next = bytes.Clone(k)
-		return nil
+			return true, nil
+		})
 	})
 	return ids, looked, next, err
 }

@@ -176,15 +176,18 @@ func (t *boltTx) begin(rec *Record, request, answer part) (existing *Record, err
 	}
 	if rec.KeyGiven {
 		prefix := encodePrefix(rec.Key, rec.Origin)
-		c := t.keys.Cursor()
-		for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		err := each(t.keys, prefix, func(k, _ []byte) (more bool, err error) {
+			if !bytes.HasPrefix(k, prefix) {
+				return false, nil
+			}
 			other, err := t.find(k)
-			if err != nil {
-				return nil, err
+			if err == nil && inTheWay(other.Record, rec) {
+				existing, err = other.whole()
 			}
-			if inTheWay(other.Record, rec) {
-				return other.whole()
-			}
+			return existing == nil, err
+		})
+		if err != nil || existing != nil {
+			return existing, err
 		}
 	}
 	t.store(id, rec, request, answer, nil)
@@ -212,9 +215,9 @@ func (t *boltTx) save(rec *Record, request, answer part) error {
 	}
 	t.store(id, rec, request, answer, found)
 	if err != nil {
-		t.state.counts = t.recount()
+		t.recount()
 	}
-	return nil
+	return t.fault
 }
 
 // store writes rec in the place of found, which may be nil.
@@ -285,9 +288,9 @@ func (t *boltTx) drop(rec *Record) error {
 	t.remove(found)
 	t.delete(t.keys, id)
 	if err != nil {
-		t.state.counts = t.recount()
+		t.recount()
 	}
-	return nil
+	return t.fault
 }
 
 // purge drops what is due of the records with the identities, and returns of
@@ -312,24 +315,35 @@ func (t *boltTx) purge(ids [][]byte, now time.Time) (dropped int) {
 	return dropped
 }
 
+// each calls f with the elements of a bucket, from a key on, as long as it wants
+// more. A damaged tree may lead round in circles: keys out of order are an error.
+func each(b *bbolt.Bucket, from []byte, f func(k, v []byte) (more bool, err error)) error {
+	c := b.Cursor()
+	var before []byte
+	for k, v := c.Seek(from); k != nil; k, v = c.Next() {
+		if bytes.Compare(k, from) < 0 || before != nil && bytes.Compare(k, before) <= 0 {
+			return fmt.Errorf("%w: its records are out of order", ErrDamaged)
+		}
+		before = k
+		if more, err := f(k, v); !more || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // list returns up to n open records after a Seq. One that is damaged is listed
-// with what its place says of it. Where the places are out of order, who goes on
-// behind the last of a list would go round for ever: that is an error.
+// with what its place says of it.
 func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
-	if after == math.MaxUint64 {
+	if after == math.MaxUint64 || n <= 0 {
 		return nil, nil
 	}
 	damaged := make(map[uint64]int) // index in list by Seq
-	c := t.open.Cursor()
-	for k, v := c.Seek(seqKey(after + 1)); k != nil && len(list) < n; k, v = c.Next() {
+	err = each(t.open, seqKey(after+1), func(k, v []byte) (more bool, err error) {
 		if len(k) != 8 {
-			continue
+			return true, nil
 		}
 		seq := binary.BigEndian.Uint64(k)
-		if seq <= after {
-			return nil, fmt.Errorf("%w: its records are out of order", ErrDamaged)
-		}
-		after = seq
 		r, _, _, err := decodeHead(v)
 		switch {
 		case err != nil || r.Seq != seq:
@@ -339,28 +353,31 @@ func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
 			r = &Record{ID: r.ID, Seq: seq, Outcome: Unknown, Reason: ReasonUnreadable}
 		}
 		list = append(list, *r)
-	}
-	if len(damaged) > 0 {
-		t.identify(func(seq uint64, id ID) {
+		return len(list) < n, nil
+	})
+	if err == nil && len(damaged) > 0 {
+		err = t.identify(func(seq uint64, id ID) {
 			if i, ok := damaged[seq]; ok {
 				list[i].ID = id
 			}
 		})
 	}
+	if err != nil {
+		return nil, err
+	}
 	return list, nil
 }
 
 // identify calls f with every open record's Seq and identity.
-func (t *boltTx) identify(f func(uint64, ID)) {
-	c := t.keys.Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		if len(v) != 9 || v[0] != entryOpen {
-			continue
+func (t *boltTx) identify(f func(uint64, ID)) error {
+	return each(t.keys, nil, func(k, v []byte) (more bool, err error) {
+		if len(v) == 9 && v[0] == entryOpen {
+			if id, err := decodeID(k); err == nil {
+				f(binary.BigEndian.Uint64(v[1:]), id)
+			}
 		}
-		if id, err := decodeID(k); err == nil {
-			f(binary.BigEndian.Uint64(v[1:]), id)
-		}
-	}
+		return true, nil
+	})
 }
 
 // checkIdentities returns an error if a record is under another identity than its
@@ -371,32 +388,34 @@ func checkIdentities(tx *bbolt.Tx) error {
 	if err != nil {
 		return err
 	}
-	c := t.keys.Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
+	return each(t.keys, nil, func(k, v []byte) (more bool, err error) {
 		if len(v) == 9 && v[0] == entryOpen {
 			v = t.open.Get(v[1:])
 		} else if len(v) > 0 {
 			v = v[1:]
 		}
 		if r, _, _, err := decodeHead(v); err == nil && !encodes(k, r.ID) {
-			return errMisplaced
+			return false, errMisplaced
 		}
-	}
-	return nil
+		return true, nil
+	})
 }
 
 // recount counts the open records by reading all of them. A damaged one is
 // unknown, as it is listed.
-func (t *boltTx) recount() (counts Counts) {
-	c := t.open.Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
+func (t *boltTx) recount() {
+	t.state.counts = Counts{}
+	err := each(t.open, nil, func(_, v []byte) (more bool, err error) {
 		outcome := Unknown
 		if r, _, _, err := decodeHead(v); err == nil {
 			outcome = r.Outcome
 		}
-		counts.open(outcome, 1)
+		t.state.counts.open(outcome, 1)
+		return true, nil
+	})
+	if t.fault == nil {
+		t.fault = err
 	}
-	return counts
 }
 
 func seqKey(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }

@@ -404,8 +404,12 @@ var wholePages = []pageDamage{
 	{"shifted by a byte", func(page, _ []byte, _ *rand.Rand) { copy(page[1:], bytes.Clone(page)) }},
 }
 
+// A page without elements says nothing of those that it had.
+var emptied = pageDamage{"emptied", func(page, _ []byte, _ *rand.Rand) { clear(page[10:12]) }}
+
 var partsOfPages = []pageDamage{
 	{"half random", func(page, _ []byte, random *rand.Rand) { randomFill(page[len(page)/2:], random) }},
+	emptied,
 	{"sector zeroed", func(page, _ []byte, random *rand.Rand) {
 		at := random.IntN(len(page)/512) * 512
 		clear(page[at : at+512])
