@@ -10,9 +10,13 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -175,7 +179,8 @@ type damageJudge struct {
 	result reliability.Result
 
 	spared string // order of the last commit, which may be gone
-	blind  bool   // what is not found may have been there: only errors, and the end, are judged
+	blind  bool   // what is not found may have been there: only errors are judged, and the file at the next start
+	from   int    // so many cases are left out
 
 	refused, failed, unharmed int // stores that did not open, in which something failed, in which nothing did
 }
@@ -191,7 +196,7 @@ func (j *damageJudge) atRest(name string, content []byte) {
 func (j *damageJudge) use(name string, content []byte, damage func(path string)) {
 	t := j.t
 	t.Helper()
-	if j.tried++; testing.Short() && j.tried%6 != 1 {
+	if j.tried++; j.tried <= j.from || testing.Short() && j.tried%6 != 1 {
 		return
 	}
 	j.result.Cases++
@@ -200,6 +205,9 @@ func (j *damageJudge) use(name string, content []byte, damage func(path string))
 	path := filepath.Join(dir, "once.db")
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	if j.blind {
+		fmt.Printf("case %d %s\n", j.tried, path) // should this process end of it
 	}
 	l := &ledger{sent: make(map[string]int)}
 	c, err := ledgerClient(path, l, j.opts)
@@ -224,6 +232,9 @@ func (j *damageJudge) use(name string, content []byte, damage func(path string))
 		j.failed++
 	}
 	_ = c.Close()
+	if j.blind {
+		j.reopen(name, path)
+	}
 }
 
 // dir returns a new directory, in memory where there is a file system for that:
@@ -557,12 +568,81 @@ func TestPagesReplacedUnderARunningClientAreNoticed(t *testing.T) {
 	})
 }
 
-func TestPartsOfPagesDamagedUnderARunningClientDoNotEndIt(t *testing.T) {
-	withDamage(t, func(t *testing.T, j *damageJudge, random *rand.Rand) {
-		j.blind = true
-		damageWhileOpen(t, j, random, heavy(1, 5), partsOfPages)
-		j.report("parts of pages damaged under a running client", "half a page at random, a sector zeroed; judged: panic, hang, kinds of errors")
-	})
+// damageFrom is set for a process that damages parts of pages: after how many cases
+// it begins. Such damage may make bbolt write a page that is in use a second time,
+// and then go round in circles, with more memory for each round. Nobody can stop
+// it, so each case is judged in a process that may end of it.
+const (
+	damageFrom = "ONCEHTTP_TEST_DAMAGE_FROM"
+	outgrown   = 3 // its exit code
+)
+
+// TestPartsOfPagesDamagedUnderARunningClient: what is noticed is an error of a kind
+// that can be told, and the next process either refuses the file or can use it.
+func TestPartsOfPagesDamagedUnderARunningClient(t *testing.T) {
+	if from, err := strconv.Atoi(os.Getenv(damageFrom)); err == nil {
+		go endWhenOutgrown()
+		withDamage(t, func(t *testing.T, j *damageJudge, random *rand.Rand) {
+			j.blind, j.from = true, from
+			damageWhileOpen(t, j, random, heavy(1, 5), partsOfPages)
+		})
+		return
+	}
+	result := reliability.Result{
+		Class: "parts of pages damaged under a running client",
+		How:   "half a page at random, a sector zeroed; judged: panic, kinds of errors, the file at the next start",
+	}
+	ended := 0
+	for from := 0; ; ended++ {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", fmt.Sprintf("-test.short=%t", testing.Short()))
+		cmd.Env = append(os.Environ(), reliability.OutEnv+"=", damageFrom+"="+strconv.Itoa(from))
+		out, err := cmd.CombinedOutput()
+		var path string
+		for line := range strings.Lines(string(out)) {
+			if _, err := fmt.Sscanf(line, "case %d %s", &from, &path); err == nil {
+				result.Cases++
+			}
+		}
+		if err == nil {
+			break
+		}
+		if cmd.ProcessState.ExitCode() != outgrown && !bytes.Contains(out, []byte("fatal error: stack overflow")) {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		j := &damageJudge{t: t}
+		j.reopen(fmt.Sprintf("case %d", from), path)
+		os.RemoveAll(filepath.Dir(path))
+	}
+	t.Logf("%d processes ended of it", ended)
+	reliability.Report(t, result)
+}
+
+func endWhenOutgrown() {
+	debug.SetMaxStack(64 << 20)
+	heap := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	for ; ; time.Sleep(time.Millisecond) {
+		if metrics.Read(heap); heap[0].Value.Uint64() > 512<<20 {
+			os.Exit(outgrown)
+		}
+	}
+}
+
+// reopen opens a file that was damaged under another process, and reads what is
+// in it.
+func (j *damageJudge) reopen(name, path string) {
+	c, err := ledgerClient(path, &ledger{sent: make(map[string]int)}, j.opts)
+	if err != nil {
+		j.wantTyped(name+", opened again", path, err, true)
+		return
+	}
+	for _, err := range c.Operations(context.Background(), oncehttp.Filter{}) {
+		if err != nil {
+			j.wantTyped(name+", opened again", path, err, false)
+		}
+	}
+	if err := c.Close(); err != nil {
+		j.t.Errorf("%s, opened again: Close: %v", name, err)
+	}
 }
 
 func damageWhileOpen(t *testing.T, j *damageJudge, random *rand.Rand, rounds int, damages []pageDamage) {

@@ -196,7 +196,7 @@ var mutantsForLong = []mutant{
 	{"pages are not checked", []edit{{"return s.checkPages(tx)", "return nil"}}, []string{"TestDamagedPagesAreNoticed"}},
 	{"a reader goes back to the commit before", []edit{{"if tx.ID() < last {", "if tx.ID() < 0*last {"}}, []string{"TestPagesReplacedUnderARunningClientAreNoticed"}},
 	{"the head that was written first is believed", []edit{{"int64(txid%2*s.pageSize+pageHeader+4*4)", "int64(pageHeader+4*4)"}}, []string{"TestADamagedHeadCostsNoMoreThanTheLastCommit"}},
-	{"a panic of the database is of no kind", []edit{{"return target == ErrDamaged", "return false"}}, []string{"TestPartsOfPagesDamagedUnderARunningClientDoNotEndIt"}},
+	{"a panic of the database is of no kind", []edit{{"return target == ErrDamaged", "return false"}}, []string{"TestPartsOfPagesDamagedUnderARunningClient"}},
 }
 
 func TestMutantsAreNoticed(t *testing.T) {
