@@ -67,7 +67,7 @@ func (f *flight) exchange(a *call) {
 
 func (f *flight) newCall() *call {
 	return &call{
-		c: f.c, p: f.p, limits: f.limits, trace: f.trace, sender: f, flight: f,
+		c: f.c, p: f.p, limits: f.limits, trace: f.trace, flight: f,
 		info: AttemptInfo{Key: f.rec.Key, Method: f.meta.Method, Origin: f.rec.Origin},
 	}
 }

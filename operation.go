@@ -248,15 +248,15 @@ func appendOrigin(b []byte, u *url.URL) []byte {
 
 // appendLower appends s in lower case.
 func appendLower(b []byte, s string) []byte {
-	for i := range len(s) {
-		c := s[i]
-		if c >= utf8.RuneSelf {
-			return append(b, strings.ToLower(s[i:])...)
+	n := len(b)
+	b = append(b, s...)
+	for i, c := range b[n:] {
+		switch {
+		case c >= utf8.RuneSelf:
+			return append(b[:n], strings.ToLower(s)...)
+		case 'A' <= c && c <= 'Z':
+			b[n+i] = c + 'a' - 'A'
 		}
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		b = append(b, c)
 	}
 	return b
 }

@@ -20,8 +20,8 @@ type call struct {
 	p      *Provider
 	limits *hostLimits
 	trace  tracer
-	sender sender
-	flight *flight     // the sender; nil for an unkeyed request
+	flight *flight     // what is sent; nil for an unkeyed request
+	plain  plainSender // that request
 	info   AttemptInfo // what is the same for all attempts
 
 	attempts  int
@@ -35,11 +35,28 @@ type call struct {
 	why       error     // what ended the loop, if not the verdict
 }
 
-// A sender is what is sent: an operation, or an unkeyed request.
-type sender interface {
-	attempt(n int) exchange   // makes attempt n, beginning with 1
-	judge(exchange) judgement // says what it means
-	until() time.Time         // the deadline; zero means that there is none
+// send makes attempt n, beginning with 1.
+func (a *call) send(n int) exchange {
+	if a.flight != nil {
+		return a.flight.attempt(n)
+	}
+	return a.plain.attempt(n)
+}
+
+// judge says what the last attempt means.
+func (a *call) judge() judgement {
+	if a.flight != nil {
+		return a.flight.judge(a.last)
+	}
+	return judgePlain(a.last)
+}
+
+// until returns the deadline; zero means that there is none.
+func (a *call) until() time.Time {
+	if a.flight != nil {
+		return a.flight.until()
+	}
+	return a.plain.until()
 }
 
 type callKey struct{} // context key of *call
@@ -96,14 +113,14 @@ func (a *call) attempt(ctx context.Context) {
 	info.Attempt = a.attempts
 	a.trace.attemptStart(info)
 	start := a.trace.start()
-	a.last, a.drained = a.sender.attempt(a.attempts), false
+	a.last, a.drained = a.send(a.attempts), false
 	a.obey()
 	if !start.IsZero() {
 		info.Status, info.Err, info.Duration = a.last.status(), a.last.err, time.Since(start)
 		a.trace.attemptDone(info)
 	}
 	a.permit.done(a.health(ctx))
-	a.verdict = a.sender.judge(a.last)
+	a.verdict = a.judge()
 }
 
 // obey pauses the host if the last answer asks for that, whether or not this call
@@ -160,7 +177,7 @@ func (a *call) plan(ctx context.Context) error {
 	}
 	atLeast := max(after, time.Until(a.limits.pausedUntil()))
 	a.wait += min(atLeast, math.MaxInt64-a.wait) // jitter on top
-	deadline := a.sender.until()
+	deadline := a.until()
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -208,7 +225,7 @@ func (a *call) admit(ctx context.Context) (err error) {
 	if err := a.limits.breaker.refusal(time.Time{}); err != nil { // before a turn is spent on it
 		return err
 	}
-	if err := a.limits.wait(ctx, a.sender.until(), a.c.closing); err != nil {
+	if err := a.limits.wait(ctx, a.until(), a.c.closing); err != nil {
 		return err
 	}
 	a.permit, err = a.limits.breaker.allow()

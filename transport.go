@@ -230,7 +230,7 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	limits := c.limitsFor(req.URL)
 	defer limits.release(now)
 	first := call{
-		c: c, p: p, limits: limits, trace: c.tracerFor(ctx), sender: &plainSender{c, req, idempotent(req.Method)},
+		c: c, p: p, limits: limits, trace: c.tracerFor(ctx), plain: plainSender{c, req, idempotent(req.Method)},
 		info: AttemptInfo{Method: req.Method, Origin: limits.origin},
 	}
 	if err := first.admit(ctx); err != nil {
@@ -254,13 +254,12 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 
 // waitContext returns the context of the waits for a request. It ends also when the
 // caller closes Request.Cancel, which attempts need no help with.
-func waitContext(req *http.Request) (ctx context.Context, stop func()) {
-	ctx = req.Context()
+func waitContext(req *http.Request) (_ context.Context, stop func()) {
 	c := canceled(req)
 	if c == nil {
-		return ctx, func() {}
+		return req.Context(), func() {}
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(req.Context())
 	go func() {
 		select {
 		case <-c:
@@ -364,8 +363,6 @@ func (s *plainSender) until() time.Time {
 	deadline, _ := s.req.Context().Deadline()
 	return deadline
 }
-
-func (s *plainSender) judge(x exchange) judgement { return judgePlain(x) }
 
 // idempotent reports whether RFC 9110, section 9.2.2, allows to repeat a
 // request of the method.
