@@ -422,7 +422,38 @@ var wholePages = []pageDamage{
 // A page without elements says nothing of those that it had.
 var emptied = pageDamage{"emptied", func(page, _ []byte, _ *rand.Rand) { clear(page[10:12]) }}
 
+// exchange exchanges two neighbours of a page's elements: only their order is wrong,
+// and who looks for one of them does not find it.
+func exchange(page, _ []byte, random *rand.Rand) {
+	field := func(at int) int { return int(binary.NativeEndian.Uint32(page[at:])) }
+	flags, count := binary.NativeEndian.Uint16(page[8:]), int(binary.NativeEndian.Uint16(page[10:]))
+	if flags != 1 && flags != 2 || count < 2 { // neither branch nor leaf
+		return
+	}
+	position, sizes := 0, []int{4} // in a branch's element
+	if flags == 2 {
+		position, sizes = 4, []int{8, 12}
+	}
+	first := 16 + 16*random.IntN(count-1)
+	second := first + 16
+	length := func(element int) (n int) {
+		for _, at := range sizes {
+			n += field(element + at)
+		}
+		return n
+	}
+	from, a, b := first+field(first+position), length(first), length(second)
+	if from+a+b > len(page) { // on the next pages
+		return
+	}
+	copy(page[from:], slices.Concat(page[from+a:from+a+b], page[from:from+a]))
+	copy(page[first:], slices.Concat(page[second:second+16], page[first:first+16]))
+	binary.NativeEndian.PutUint32(page[first+position:], uint32(from-first))
+	binary.NativeEndian.PutUint32(page[second+position:], uint32(from+b-second))
+}
+
 var partsOfPages = []pageDamage{
+	{"elements exchanged", exchange},
 	{"half random", func(page, _ []byte, random *rand.Rand) { randomFill(page[len(page)/2:], random) }},
 	emptied,
 	{"sector zeroed", func(page, _ []byte, random *rand.Rand) {
