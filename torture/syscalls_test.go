@@ -60,7 +60,9 @@ func TestKilledInSystemCalls(t *testing.T) {
 	}
 	v := &verdict{Result: reliability.Result{Class: "kill -9 at the entry of system calls", How: "strace, at points of a recorded run; resumed, killed again, resumed"}}
 
-	charging := newCashier(t, strace).record(t, "charge")
+	whole := newCashier(t, strace)
+	charging := whole.record(t, "charge")
+	whole.end(t)
 	var resuming []point
 	for n := 8; len(resuming) < 50; n++ { // of a life that left something to be resumed
 		if n > 40 {
@@ -69,6 +71,7 @@ func TestKilledInSystemCalls(t *testing.T) {
 		half := newCashier(t, strace)
 		half.live(t, "charge", point{"fdatasync", n})
 		resuming = half.record(t, "resume")
+		half.end(t)
 	}
 	rnd := rand.New(rand.NewPCG(*seed, 7))
 	points := make([]point, amount(160, 600)) // evenly, from all kinds
@@ -87,6 +90,7 @@ func TestKilledInSystemCalls(t *testing.T) {
 			lives.Go(func() {
 				defer func() { <-slots }()
 				c := newCashier(t, strace)
+				defer c.end(t)
 				first := c.live(t, "charge", p)
 				open := c.server.Attempts()
 				second := c.live(t, "resume", again)
@@ -140,21 +144,28 @@ type point struct {
 type cashier struct {
 	strace, dir    string
 	server         *oncehttptest.Server
-	url            string
+	listener       *httptest.Server
 	inLedgerBefore []string // after the first life
 }
 
 func newCashier(t *testing.T, strace string) *cashier {
 	t.Helper()
-	dir, err := os.MkdirTemp(t.TempDir(), "")
+	dir, err := os.MkdirTemp("", "oncehttp-cashier-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &cashier{strace: strace, dir: dir, server: oncehttptest.New(oncehttptest.Charges())}
-	listener := httptest.NewServer(c.server)
-	t.Cleanup(listener.Close)
-	c.url = listener.URL
+	c.listener = httptest.NewServer(c.server)
 	return c
+}
+
+// end removes what a cashier has left: there are tens of thousands in a long run.
+func (c *cashier) end(t *testing.T) {
+	t.Helper()
+	c.listener.Close()
+	if err := os.RemoveAll(c.dir); err != nil {
+		t.Error(err)
+	}
 }
 
 // command returns a life of the program, under strace with options.
@@ -169,7 +180,7 @@ func (c *cashier) command(t *testing.T, what string, options ...string) (*exec.C
 	if len(options) == 0 {
 		cmd = exec.CommandContext(t.Context(), self)
 	}
-	cmd.Env = append(os.Environ(), cashierEnv+"="+what, cashierDir+"="+c.dir, cashierServer+"="+c.url)
+	cmd.Env = append(os.Environ(), cashierEnv+"="+what, cashierDir+"="+c.dir, cashierServer+"="+c.listener.URL)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	return cmd, &out
