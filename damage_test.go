@@ -419,9 +419,6 @@ var wholePages = []pageDamage{
 	{"shifted by a byte", func(page, _ []byte, _ *rand.Rand) { copy(page[1:], bytes.Clone(page)) }},
 }
 
-// A page without elements says nothing of those that it had.
-var emptied = pageDamage{"emptied", func(page, _ []byte, _ *rand.Rand) { clear(page[10:12]) }}
-
 // exchange exchanges two neighbours of a page's elements: only their order is wrong,
 // and who looks for one of them does not find it.
 func exchange(page, _ []byte, random *rand.Rand) {
@@ -455,7 +452,8 @@ func exchange(page, _ []byte, random *rand.Rand) {
 var partsOfPages = []pageDamage{
 	{"elements exchanged", exchange},
 	{"half random", func(page, _ []byte, random *rand.Rand) { randomFill(page[len(page)/2:], random) }},
-	emptied,
+	// A page without elements says nothing of those that it had.
+	{"emptied", func(page, _ []byte, _ *rand.Rand) { clear(page[10:12]) }},
 	{"sector zeroed", func(page, _ []byte, random *rand.Rand) {
 		at := random.IntN(len(page)/512) * 512
 		clear(page[at : at+512])
@@ -631,7 +629,7 @@ func TestPartsOfPagesDamagedUnderARunningClient(t *testing.T) {
 	ended := 0
 	for from := 0; ; ended++ {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", fmt.Sprintf("-test.short=%t", testing.Short()))
-		cmd.Env = append(os.Environ(), reliability.OutEnv+"=", damageFrom+"="+strconv.Itoa(from))
+		cmd.Env = append(os.Environ(), damageFrom+"="+strconv.Itoa(from))
 		out, err := cmd.CombinedOutput()
 		var path string
 		for line := range strings.Lines(string(out)) {

@@ -150,11 +150,7 @@ type cashier struct {
 
 func newCashier(t *testing.T, strace string) *cashier {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "oncehttp-cashier-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &cashier{strace: strace, dir: dir, server: oncehttptest.New(oncehttptest.Charges())}
+	c := &cashier{strace: strace, dir: t.TempDir(), server: oncehttptest.New(oncehttptest.Charges())}
 	c.listener = httptest.NewServer(c.server)
 	return c
 }
