@@ -32,10 +32,7 @@ type pageCheck struct {
 }
 
 func newPageCheck(file io.ReaderAt, pageSize int, size int64) *pageCheck {
-	return &pageCheck{
-		file: file, pageSize: uint64(pageSize), pages: uint64(size) / uint64(pageSize),
-		seen: make(map[uint64]bool),
-	}
+	return &pageCheck{file: file, pageSize: uint64(pageSize), pages: uint64(size) / uint64(pageSize)}
 }
 
 const (
@@ -105,6 +102,9 @@ func (c *pageCheck) read(id uint64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.seen == nil {
+		c.seen = make(map[uint64]bool)
+	}
 	for i := range more + 1 {
 		if c.seen[id+i] {
 			return nil, fmt.Errorf("%w: %d", errPages, id)
@@ -118,16 +118,15 @@ func (c *pageCheck) read(id uint64) ([]byte, error) {
 
 // header returns the header of a page, and how many pages belong to it besides.
 func (c *pageCheck) header(id uint64) (header [pageHeader]byte, more uint64, err error) {
-	damaged := fmt.Errorf("%w: %d", errPages, id)
 	if id < 2 || id >= c.pages {
-		return header, 0, damaged
+		return header, 0, fmt.Errorf("%w: %d", errPages, id)
 	}
 	if _, err := c.file.ReadAt(header[:], int64(id*c.pageSize)); err != nil {
 		return header, 0, err
 	}
 	more = uint64(binary.NativeEndian.Uint32(header[12:]))
 	if binary.NativeEndian.Uint64(header[:]) != id || more >= c.pages-id {
-		return header, 0, damaged
+		return header, 0, fmt.Errorf("%w: %d", errPages, id)
 	}
 	return header, more, nil
 }

@@ -324,8 +324,8 @@ func TestWriteWithoutRoomSparesItsGroup(t *testing.T) {
 						r.Answer = make([]byte, 50_000)
 					}
 					all = append(all, r)
-					rec, request, answer := split(r)
-					group = append(group, &boltWrite{apply: func(t *boltTx) error { return t.save(rec, request, answer) }})
+					w := newBoltPut(&r, false)
+					group = append(group, &boltWrite{apply: func(t *boltTx) error { return t.save(w) }})
 				}
 				tries := 0
 				s.commitTx = func(tx *bbolt.Tx) error {
@@ -371,8 +371,9 @@ func TestNothingIsWrittenAfterAnUncertainPart(t *testing.T) {
 	}
 	var group []*boltWrite
 	for i := range 2 {
-		rec, request, answer := split(boltRec(fmt.Sprint(i)))
-		group = append(group, &boltWrite{apply: func(t *boltTx) error { _, err := t.begin(rec, request, answer); return err }})
+		rec := boltRec(fmt.Sprint(i))
+		w := newBoltPut(&rec, true)
+		group = append(group, &boltWrite{apply: func(t *boltTx) error { _, err := t.begin(w); return err }})
 	}
 	s.commit(group)
 	if tries != 2 || !errors.Is(group[0].err, ErrStoreFailed) || !errors.Is(group[1].err, ErrStoreFailed) {
@@ -397,8 +398,9 @@ func TestOnlyMissingRoomDividesAGroup(t *testing.T) {
 			s.commitTx = func(tx *bbolt.Tx) error { tries++; return c.commit(tx) }
 			var group []*boltWrite
 			for i := range 10 {
-				rec, request, answer := split(boltRec(fmt.Sprint(i)))
-				group = append(group, &boltWrite{begins: true, apply: func(t *boltTx) error { _, err := t.begin(rec, request, answer); return err }})
+				rec := boltRec(fmt.Sprint(i))
+				w := newBoltPut(&rec, true)
+				group = append(group, &boltWrite{begins: true, apply: func(t *boltTx) error { _, err := t.begin(w); return err }})
 			}
 			s.commit(group)
 			for i, w := range group {

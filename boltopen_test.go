@@ -117,9 +117,11 @@ func filled(t *testing.T, unsynced bool) []byte {
 	err := s.write(t.Context(), func(tx *boltTx) error {
 		for i := range 300 {
 			r := boltRec(fmt.Sprint("key", i))
-			tx.begin(&r, newPart(make([]byte, i*20)), nil)
+			r.Request = make([]byte, i*20)
+			tx.begin(newBoltPut(&r, true))
 			if r.Acked = i%3 == 0; r.Acked {
-				tx.save(&r, nil, newPart([]byte("answer")))
+				r.Answer = []byte("answer")
+				tx.save(newBoltPut(&r, false))
 			}
 		}
 		return nil

@@ -90,9 +90,9 @@ func (s *BoltStore) Session(ctx context.Context, now time.Time) (Session, error)
 
 // Begin implements [KeyStore].
 func (s *BoltStore) Begin(ctx context.Context, rec Record) (existing *Record, err error) {
-	r, request, answer := split(rec)
-	err = s.enqueue(ctx, &boltWrite{begins: true, size: partsSize(r, request, answer), apply: func(t *boltTx) (err error) {
-		existing, err = t.begin(r, request, answer)
+	w := newBoltPut(&rec, true)
+	err = s.enqueue(ctx, &boltWrite{begins: true, size: w.size(), apply: func(t *boltTx) (err error) {
+		existing, err = t.begin(w)
 		return err
 	}})
 	if err != nil {
@@ -103,14 +103,17 @@ func (s *BoltStore) Begin(ctx context.Context, rec Record) (existing *Record, er
 
 // Save implements [KeyStore].
 func (s *BoltStore) Save(ctx context.Context, rec Record) error {
-	r, request, answer := split(rec)
-	return s.named(s.enqueue(ctx, &boltWrite{size: partsSize(r, request, answer), apply: func(t *boltTx) error { return t.save(r, request, answer) }}))
+	w := newBoltPut(&rec, false)
+	return s.named(s.enqueue(ctx, &boltWrite{size: w.size(), apply: func(t *boltTx) error { return t.save(w) }}))
 }
 
 // SaveSoon implements [LazyStore].
 func (s *BoltStore) SaveSoon(rec Record, done func(error)) {
-	r, request, answer := split(rec)
-	s.writeSoon(&boltWrite{size: partsSize(r, request, answer), apply: func(t *boltTx) error { return t.save(r, request, answer) }, done: done})
+	if !rec.Acked { // it is encoded later
+		rec.own()
+	}
+	w := newBoltPut(&rec, false)
+	s.writeSoon(&boltWrite{size: w.size(), apply: func(t *boltTx) error { return t.save(w) }, done: done})
 }
 
 // Ack implements [KeyStore]. It takes part in no transaction of the caller's.
@@ -124,24 +127,10 @@ func (s *BoltStore) Delete(ctx context.Context, rec Record) error {
 	return s.named(s.write(ctx, func(t *boltTx) error { return t.drop(&rec) }))
 }
 
-// split returns a copy of rec and of its parts, as they are stored.
-func split(rec Record) (r *Record, request, answer part) {
-	rec.Meta = bytes.Clone(rec.Meta)
-	request, answer = newPart(rec.Request), newPart(rec.Answer)
-	rec.Request, rec.Answer = nil, nil
-	return &rec, request, answer
-}
-
-// partsSize returns about how many bytes are stored of a record.
-func partsSize(r *Record, request, answer part) int {
-	const others = 400 // head, identity, and what bbolt adds
-	return others + len(r.Meta) + len(request) + len(answer)
-}
-
 // Get implements [KeyStore].
 func (s *BoltStore) Get(ctx context.Context, id ID) (rec *Record, err error) {
 	err = s.read(ctx, func(t *boltTx) error {
-		found, err := t.find(encodeID(id))
+		found, err := t.find(encodeID(id), &Record{ID: id})
 		if err != nil {
 			return err
 		}
@@ -251,8 +240,9 @@ func (s *BoltStore) purgeable(ctx context.Context, now time.Time, n int) (ids []
 			}
 			looked++
 			if len(v) > 0 && v[0] != entryOpen {
-				r, _, _, err := decodeHead(v[1:])
-				if err == nil && (due(r.KeepUntil, now) || v[0] == entryAnswered && due(r.AnswerUntil, now)) {
+				r, _, short, err := decodeHead(v[1:], &Record{})
+				answered := !short.isNil() || v[0] == entryAnswered
+				if err == nil && (due(r.KeepUntil, now) || answered && due(r.AnswerUntil, now)) {
 					ids = append(ids, bytes.Clone(k))
 				}
 			}

@@ -101,7 +101,7 @@ func checkCounts(t *testing.T, s *BoltStore) {
 			case entryAnswered:
 				answered++
 			}
-			found, err := tx.find(id)
+			found, err := tx.find(id, &Record{})
 			if err == nil {
 				_, err = found.whole()
 			}
@@ -117,6 +117,80 @@ func checkCounts(t *testing.T, s *BoltStore) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAnswersOfEveryLength: short ones are in their entry, others apart, and both
+// come and go with their record.
+func TestAnswersOfEveryLength(t *testing.T) {
+	s := newBolt(t)
+	const longest = shortAnswer - checksumSize // that is short
+	apart := func(want int) {
+		t.Helper()
+		checkCounts(t, s)
+		s.read(t.Context(), func(tx *boltTx) error {
+			if n := tx.answers.Stats().KeyN; n != want {
+				t.Errorf("%d answers apart, want %d", n, want)
+			}
+			return nil
+		})
+	}
+	lengths := []int{0, 1, longest, longest + 1, 50_000}
+	record := func(n int) Record {
+		r := boltRec(fmt.Sprint(n))
+		r.Outcome, r.Acked, r.Answer = Succeeded, true, bytes.Repeat([]byte{'a'}, n)
+		r.AnswerUntil, r.KeepUntil = r.Updated.Add(time.Hour), r.Updated.Add(2*time.Hour)
+		return r
+	}
+	for _, n := range lengths {
+		mustBegin(t, s, boltRec(fmt.Sprint(n)))
+		if err := s.Save(t.Context(), record(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apart(2)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = openBolt(t, s.path)
+	for _, n := range lengths {
+		if got, err := s.Get(t.Context(), record(n).ID); err != nil || !bytes.Equal(got.Answer, record(n).Answer) || got.Answer == nil {
+			t.Errorf("answer of %d bytes: %+v, %v", n, got, err)
+		}
+	}
+	for _, n := range lengths { // each takes the place of another, and comes back
+		for _, other := range []int{lengths[len(lengths)-1-slices.Index(lengths, n)], n} {
+			r := record(n)
+			r.Answer = record(other).Answer
+			if err := s.Save(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := s.Get(t.Context(), r.ID); err != nil || !bytes.Equal(got.Answer, r.Answer) {
+				t.Errorf("answer of %d bytes in the place of %d: %v", other, n, err)
+			}
+			checkCounts(t, s)
+		}
+	}
+	apart(2)
+	now := record(0).Updated
+	for _, c := range []struct {
+		after   time.Duration
+		dropped int
+		err     error
+	}{{time.Minute, 0, nil}, {61 * time.Minute, len(lengths), nil}, {62 * time.Minute, 0, nil}, {121 * time.Minute, len(lengths), ErrNotFound}} {
+		dropped, _, err := s.Purge(t.Context(), now.Add(c.after), 100)
+		if err != nil || dropped != c.dropped {
+			t.Errorf("Purge after %v: %d, %v; want %d", c.after, dropped, err, c.dropped)
+		}
+		for _, n := range lengths {
+			got, err := s.Get(t.Context(), record(n).ID)
+			if !errors.Is(err, c.err) || err == nil && (got.Answer != nil) != (c.after == time.Minute) {
+				t.Errorf("after %v, with %d bytes: %+v, %v; want %v", c.after, n, got, err, c.err)
+			}
+		}
+		if c.after > time.Minute {
+			apart(0)
+		}
 	}
 }
 
@@ -159,8 +233,10 @@ func TestFreelistIsWrittenWhileSmallAndAfterClose(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	body := newPart(make([]byte, 5000)) // two pages
-	all(func(tx *boltTx, r Record) { tx.begin(&r, body, nil) })
+	all(func(tx *boltTx, r Record) {
+		r.Request = make([]byte, 5000) // two pages
+		tx.begin(newBoltPut(&r, true))
+	})
 	mustBegin(t, s, boltRec("a"))
 	if s.db.NoFreelistSync {
 		t.Error("not written with a full file")
@@ -196,15 +272,16 @@ func TestFreelistIsWrittenWhileSmallAndAfterClose(t *testing.T) {
 
 // format1 is what testdata/format1.db holds. Change neither: a later version
 // must read it.
-func format1() (open, answered, outcome Record) {
+func format1() (open, answered, short, outcome Record) {
 	open = *goldenRecord()
 	open.ID.Key, open.Seq = "open", 1
 	answered = open
 	answered.ID.Key, answered.Seq, answered.Outcome, answered.Reason = "answered", 2, Succeeded, NoReason
 	answered.Answer = bytes.Repeat([]byte("answer "), 1000)
-	outcome = answered
+	outcome, short = answered, answered
 	outcome.ID.Key, outcome.Seq, outcome.Answer = "outcome", 3, nil
-	return open, answered, outcome
+	short.ID.Key, short.Seq, short.Answer = "short", 4, []byte("answer")
+	return open, answered, short, outcome
 }
 
 var format1Secret = [32]byte([]byte("a secret that is 32 bytes long.."))
@@ -227,8 +304,8 @@ func TestFormat1Readable(t *testing.T) {
 	if err != nil || session.Secret != format1Secret || session.Era != 1 || !session.Mark.Equal(goldenRecord().Updated) {
 		t.Errorf("session: %+v, %v", session, err)
 	}
-	open, answered, outcome := format1()
-	for _, want := range []Record{open, answered, outcome} {
+	open, answered, short, outcome := format1()
+	for _, want := range []Record{open, answered, outcome, short} {
 		if want.Key != open.Key {
 			want.Acked, want.Request = true, nil
 		}
@@ -286,8 +363,8 @@ func dump(t *testing.T, path string) map[string]string {
 
 func fillFormat1(t *testing.T, s *BoltStore) {
 	t.Helper()
-	open, answered, outcome := format1()
-	for _, r := range []Record{open, answered, outcome} {
+	open, answered, short, outcome := format1()
+	for _, r := range []Record{open, answered, outcome, short} {
 		mustBegin(t, s, r)
 		if r.Key == open.Key {
 			continue
@@ -297,7 +374,7 @@ func fillFormat1(t *testing.T, s *BoltStore) {
 		}
 	}
 	err := s.write(t.Context(), func(tx *boltTx) error {
-		tx.put(tx.meta, metaSecret, newPart(format1Secret[:]))
+		tx.put(tx.meta, metaSecret, withChecksum(format1Secret[:]))
 		return nil
 	})
 	if err != nil {

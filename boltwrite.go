@@ -13,7 +13,7 @@ import (
 // Format 1 of the file. A record that is open is in bucket open, under its Seq,
 // so large values are appended in the order of time, and read in it. Once it is
 // acknowledged, what is kept of it moves into its entry in bucket keys, and its
-// answer into bucket answers.
+// answer, unless it is short, into bucket answers.
 //
 //	keys     identity -> entry: a byte that says which, then the Seq or the record
 //	open     Seq, big-endian -> record
@@ -35,9 +35,14 @@ var (
 
 const (
 	entryOpen     byte = 1 + iota // then: Seq, 8 bytes, of a record in bucket open
-	entryAcked                    // then: the record
+	entryAcked                    // then: the record, with its answer if it has one
 	entryAnswered                 // then: the record, which has its answer in bucket answers
 )
+
+// An answer of up to shortAnswer bytes is in its entry, which saves a commit two
+// pages of bucket answers; a longer one would make looking identities up, and
+// writing one beside it, slower.
+const shortAnswer = 1 << 10
 
 // A boltState is what changes with every commit.
 type boltState struct {
@@ -55,7 +60,7 @@ func (s *boltState) encode() []byte {
 	e.signed(int64(s.counts.Pending))
 	e.signed(int64(s.counts.Unknown))
 	e.signed(int64(s.counts.Unacknowledged))
-	return newPart(e)
+	return withChecksum(e)
 }
 
 func decodeState(b []byte) (s boltState, err error) {
@@ -73,6 +78,7 @@ func decodeState(b []byte) (s boltState, err error) {
 // only before they have changed anything, or with fault set.
 type boltTx struct {
 	keys, open, answers, meta *bbolt.Bucket
+	atKey, atSeq              *bbolt.Cursor // of keys and open, for lookUp
 
 	state   boltState
 	longest int // value that was put
@@ -86,6 +92,8 @@ func newBoltTx(tx *bbolt.Tx, state boltState) (*boltTx, error) {
 		return nil, fmt.Errorf("%w: a bucket is missing", ErrDamaged)
 	}
 	t.open.FillPercent, t.answers.FillPercent = 1.0, 1.0 // mostly appended to
+	t.keys.FillPercent = 0.7                             // keys that NewKey made ascend, those of KeyFor do not
+	t.atKey, t.atSeq = t.keys.Cursor(), t.open.Cursor()
 	return t, nil
 }
 
@@ -103,22 +111,32 @@ func (t *boltTx) delete(b *bbolt.Bucket, key []byte) {
 	}
 }
 
+// lookUp is bbolt's Get, with a cursor that is used again.
+func lookUp(c *bbolt.Cursor, key []byte) []byte {
+	k, v := c.Seek(key)
+	if !bytes.Equal(k, key) {
+		return nil
+	}
+	return v
+}
+
 // A boltRecord is a record as found in the file. Its parts are in the memory of
 // the transaction.
 type boltRecord struct {
-	*Record
+	Record
 	entry           byte
 	request, answer part
 }
 
 // find returns the record of an identity, or nil. With an error that matches
-// [ErrDamaged] it returns what is known of it: its entry, and its Seq or 0.
-func (t *boltTx) find(id []byte) (*boltRecord, error) {
-	value := t.keys.Get(id)
+// [ErrDamaged] it returns what is known of it: its entry, and its Seq or 0. like
+// is for decodeHead.
+func (t *boltTx) find(id []byte, like *Record) (*boltRecord, error) {
+	value := lookUp(t.atKey, id)
 	if value == nil {
 		return nil, nil
 	}
-	found := &boltRecord{Record: new(Record)}
+	found := new(boltRecord)
 	if len(value) == 0 {
 		return found, fmt.Errorf("%w: an entry is empty", ErrDamaged)
 	}
@@ -127,24 +145,25 @@ func (t *boltTx) find(id []byte) (*boltRecord, error) {
 	switch {
 	case found.entry == entryOpen && len(value) == 8:
 		seq = binary.BigEndian.Uint64(value)
-		found.Seq = seq
-		if value = t.open.Get(value); value == nil {
+		if value = lookUp(t.atSeq, value); value == nil {
+			found.Seq = seq
 			return found, fmt.Errorf("%w: a record is missing", ErrDamaged)
 		}
 	case found.entry == entryAcked, found.entry == entryAnswered:
 	default:
 		return found, fmt.Errorf("%w: an entry cannot be decoded", ErrDamaged)
 	}
-	r, request, answer, err := decodeHead(value)
+	request, answer, err := found.decodeHead(value, like)
+	if err == nil && (!encodes(id, found.ID) || found.Acked == (found.entry == entryOpen) || seq != 0 && found.Seq != seq) {
+		err = errMisplaced
+	}
 	if err != nil {
+		found.Record = Record{Seq: seq}
 		return found, err
 	}
-	if !encodes(id, r.ID) || r.Acked == (found.entry == entryOpen) || seq != 0 && r.Seq != seq {
-		return found, errMisplaced
-	}
-	found.Record, found.request, found.answer = r, request, answer
+	found.request, found.answer = request, answer
 	if found.entry == entryAnswered {
-		found.answer = part(t.answers.Get(seqKey(r.Seq)))
+		found.answer = storedPart(t.answers.Get(seqKey(found.Seq)))
 	}
 	return found, nil
 }
@@ -154,7 +173,7 @@ var errMisplaced = fmt.Errorf("%w: a record is in the wrong place", ErrDamaged)
 // whole returns the found record with all its parts, sharing nothing with the
 // transaction.
 func (f *boltRecord) whole() (r *Record, err error) {
-	r = f.Record
+	r = &f.Record
 	if r.Request, err = f.request.open("request"); err != nil {
 		return nil, err
 	}
@@ -164,24 +183,63 @@ func (f *boltRecord) whole() (r *Record, err error) {
 	return r, nil
 }
 
-// begin stores rec as a new record, or returns the one in its way.
-func (t *boltTx) begin(rec *Record, request, answer part) (existing *Record, err error) {
-	id := encodeID(rec.ID)
-	found, err := t.find(id)
+// A boltPut is a record that is to be written. What can be encoded before it is
+// known what is stored is encoded by whoever asks for the write, so that the one
+// goroutine that writes has less to do.
+type boltPut struct {
+	*Record
+	id              []byte
+	request, answer part
+	value           []byte // entry and record
+	apart           []byte // answer for bucket answers
+}
+
+// newBoltPut returns the write of rec, which it keeps: as a new record, or in the
+// place of another.
+func newBoltPut(rec *Record, begins bool) *boltPut {
+	w := &boltPut{Record: rec, id: encodeID(rec.ID), request: newPart(rec.Request), answer: newPart(rec.Answer)}
+	if begins || rec.Acked {
+		w.encode(w.request, w.answer)
+	}
+	return w
+}
+
+func (w *boltPut) encode(request, answer part) {
+	entry := entryOpen
+	if w.Acked {
+		request, entry = part{}, entryAcked
+		if answer.stored() > shortAnswer {
+			w.apart, answer, entry = answer.appendTo(nil), part{}, entryAnswered
+		}
+	}
+	const head = 256 // about
+	w.value = append(make([]byte, 0, head+len(w.id)+len(w.Meta)+request.stored()+answer.stored()), entry)
+	w.value = appendRecord(w.value, w.Record, request, answer)
+}
+
+// size returns about how many bytes are stored of it, and by bbolt with it.
+func (w *boltPut) size() int {
+	const others = 400
+	return others + len(w.Meta) + w.request.stored() + w.answer.stored()
+}
+
+// begin stores a new record, or returns the one in its way.
+func (t *boltTx) begin(w *boltPut) (existing *Record, err error) {
+	found, err := t.find(w.id, w.Record)
 	if err != nil {
 		return nil, err
 	}
 	if found != nil {
 		return found.whole()
 	}
-	if rec.KeyGiven {
-		prefix := encodePrefix(rec.Key, rec.Origin)
+	if w.KeyGiven {
+		prefix := encodePrefix(w.Key, w.Origin)
 		err := each(t.keys, prefix, func(k, _ []byte) (more bool, err error) {
 			if !bytes.HasPrefix(k, prefix) {
 				return false, nil
 			}
-			other, err := t.find(k)
-			if err == nil && inTheWay(other.Record, rec) {
+			other, err := t.find(k, w.Record)
+			if err == nil && inTheWay(&other.Record, w.Record) {
 				existing, err = other.whole()
 			}
 			return existing == nil, err
@@ -190,71 +248,70 @@ func (t *boltTx) begin(rec *Record, request, answer part) (existing *Record, err
 			return existing, err
 		}
 	}
-	t.store(id, rec, request, answer, nil)
+	t.store(w, nil)
 	return nil, nil
 }
 
-// save replaces a record by rec. A damaged one has nothing left to compare
-// with, and is replaced whatever it was.
-func (t *boltTx) save(rec *Record, request, answer part) error {
-	id := encodeID(rec.ID)
-	found, err := t.find(id)
+// save replaces a record. A damaged one has nothing left to compare with, and is
+// replaced whatever it was.
+func (t *boltTx) save(w *boltPut) error {
+	found, err := t.find(w.id, w.Record)
 	if found == nil {
 		return ErrNotFound
 	}
 	if err == nil {
-		if err := admits(found.Record, rec, nil); err != nil {
+		if err := admits(&found.Record, w.Record, nil); err != nil {
 			return err
 		}
 	}
-	if !rec.Acked && request == nil {
-		request = found.request
+	if !w.Acked {
+		request, answer := w.request, w.answer
+		if request.isNil() {
+			request = found.request
+		}
+		if answer.isNil() {
+			answer = found.answer
+		}
+		w.encode(request, answer)
 	}
-	if !rec.Acked && answer == nil {
-		answer = found.answer
-	}
-	t.store(id, rec, request, answer, found)
+	t.store(w, found)
 	if err != nil {
 		t.recount()
 	}
 	return t.fault
 }
 
-// store writes rec in the place of found, which may be nil.
-func (t *boltTx) store(id []byte, rec *Record, request, answer part, found *boltRecord) {
-	rec.Seq = 0
-	if found != nil && (rec.Acked || found.entry == entryOpen) {
-		rec.Seq = found.Seq
+// store writes a record in the place of found, which may be nil.
+func (t *boltTx) store(w *boltPut, found *boltRecord) {
+	w.Seq = 0
+	if found != nil && (w.Acked || found.entry == entryOpen) {
+		w.Seq = found.Seq
 	}
-	if rec.Seq == 0 {
+	if w.Seq == 0 {
 		t.state.seq++
-		rec.Seq = t.state.seq
+		w.Seq = t.state.seq
 	}
-	t.state.mark = latest(t.state.mark, keptTime(rec.Updated))
+	setSeq(w.value[1:], w.Seq)
+	t.state.mark = latest(t.state.mark, keptTime(w.Updated))
 
-	// What is written is encoded before anything is removed, since parts may
-	// be in the memory of what is.
-	if !rec.Acked {
-		value := encodeRecord(rec, request, answer)
-		if found == nil || found.entry != entryOpen {
-			t.remove(found)
-			t.put(t.keys, id, append([]byte{entryOpen}, seqKey(rec.Seq)...))
-		} else {
-			t.state.counts.open(found.Outcome, -1)
+	// All is encoded: nothing of it is in the memory of what is removed now.
+	open := found != nil && found.entry == entryOpen
+	switch {
+	case w.Acked:
+		t.remove(found)
+		t.put(t.keys, w.id, w.value)
+		if w.apart != nil {
+			t.put(t.answers, seqKey(w.Seq), w.apart)
 		}
-		t.put(t.open, seqKey(rec.Seq), value)
-		t.state.counts.open(rec.Outcome, 1)
 		return
+	case open: // its entry stays
+		t.state.counts.open(found.Outcome, -1)
+	default:
+		t.remove(found)
+		t.put(t.keys, w.id, openEntry(w.Seq))
 	}
-	entry := entryAcked
-	if answer != nil {
-		entry = entryAnswered
-	}
-	t.remove(found)
-	t.put(t.keys, id, append([]byte{entry}, encodeRecord(rec, nil, nil)...))
-	if answer != nil {
-		t.put(t.answers, seqKey(rec.Seq), answer)
-	}
+	t.put(t.open, seqKey(w.Seq), w.value[1:])
+	t.state.counts.open(w.Outcome, 1)
 }
 
 // remove removes what is kept of a record outside of its entry, which it leaves
@@ -273,7 +330,7 @@ func (t *boltTx) remove(found *boltRecord) {
 // drop deletes the record that rec names, if there is one; also a damaged one.
 func (t *boltTx) drop(rec *Record) error {
 	id := encodeID(rec.ID)
-	found, err := t.find(id)
+	found, err := t.find(id, rec)
 	if found == nil {
 		return nil
 	}
@@ -281,7 +338,7 @@ func (t *boltTx) drop(rec *Record) error {
 		_, err = found.whole()
 	}
 	if err == nil {
-		if err := admits(found.Record, rec, nil); err != nil {
+		if err := admits(&found.Record, rec, nil); err != nil {
 			return err
 		}
 	}
@@ -297,7 +354,7 @@ func (t *boltTx) drop(rec *Record) error {
 // how many it dropped something.
 func (t *boltTx) purge(ids [][]byte, now time.Time) (dropped int) {
 	for _, id := range ids {
-		found, err := t.find(id)
+		found, err := t.find(id, &Record{})
 		if found == nil || err != nil || found.entry == entryOpen {
 			continue
 		}
@@ -306,9 +363,9 @@ func (t *boltTx) purge(ids [][]byte, now time.Time) (dropped int) {
 			t.remove(found)
 			t.delete(t.keys, id)
 			dropped++
-		case found.entry == entryAnswered && due(found.AnswerUntil, now):
+		case (found.entry == entryAnswered || !found.answer.isNil()) && due(found.AnswerUntil, now):
 			t.remove(found)
-			t.put(t.keys, id, append([]byte{entryAcked}, encodeRecord(found.Record, nil, nil)...))
+			t.put(t.keys, id, appendRecord([]byte{entryAcked}, &found.Record, part{}, part{}))
 			dropped++
 		}
 	}
@@ -344,12 +401,12 @@ func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
 			return true, nil
 		}
 		seq := binary.BigEndian.Uint64(k)
-		r, _, _, err := decodeHead(v)
+		r, _, _, err := decodeHead(v, &Record{})
 		switch {
 		case err != nil || r.Seq != seq:
 			damaged[seq] = len(list)
 			r = &Record{Seq: seq, Outcome: Unknown, Reason: ReasonUnreadable}
-		case !bytes.Equal(t.keys.Get(encodeID(r.ID)), append([]byte{entryOpen}, k...)): // who asks for it by its ID does not get it
+		case !bytes.Equal(lookUp(t.atKey, encodeID(r.ID)), openEntry(seq)): // who asks for it by its ID does not get it
 			r = &Record{ID: r.ID, Seq: seq, Outcome: Unknown, Reason: ReasonUnreadable}
 		}
 		list = append(list, *r)
@@ -390,11 +447,11 @@ func checkIdentities(tx *bbolt.Tx) error {
 	}
 	return each(t.keys, nil, func(k, v []byte) (more bool, err error) {
 		if len(v) == 9 && v[0] == entryOpen {
-			v = t.open.Get(v[1:])
+			v = lookUp(t.atSeq, v[1:])
 		} else if len(v) > 0 {
 			v = v[1:]
 		}
-		if r, _, _, err := decodeHead(v); err == nil && !encodes(k, r.ID) {
+		if r, _, _, err := decodeHead(v, &Record{}); err == nil && !encodes(k, r.ID) {
 			return false, errMisplaced
 		}
 		return true, nil
@@ -407,7 +464,7 @@ func (t *boltTx) recount() {
 	t.state.counts = Counts{}
 	err := each(t.open, nil, func(_, v []byte) (more bool, err error) {
 		outcome := Unknown
-		if r, _, _, err := decodeHead(v); err == nil {
+		if r, _, _, err := decodeHead(v, &Record{}); err == nil {
 			outcome = r.Outcome
 		}
 		t.state.counts.open(outcome, 1)
@@ -419,3 +476,8 @@ func (t *boltTx) recount() {
 }
 
 func seqKey(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
+
+// openEntry returns the entry of an open record.
+func openEntry(seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(make([]byte, 0, 9), entryOpen), seq)
+}

@@ -18,49 +18,81 @@ import (
 //	answer    likewise
 //
 // The head says how long the other two are, so a listing never touches the
-// pages they are on. In the head, numbers are varints, times are microseconds
-// since 1970, and a string, an opaque part or a part's length is preceded by,
-// or given as, its length; opaque ones and lengths of parts plus one, since
-// nil, 0, differs from empty.
+// pages they are on. It begins with Seq, 8 bytes, big-endian, which the store
+// assigns when the rest is encoded already. The other numbers are varints, times
+// are microseconds since 1970, and a string, an opaque part or a part's length is
+// preceded by, or given as, its length; opaque ones and lengths of parts plus one,
+// since nil, 0, differs from empty.
 const recordVersion = 1
 
 const (
 	recordPrefix = 1 + 4 // version and size
+	seqSize      = 8
 	checksumSize = 4
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A part is an opaque part of a record as stored: its bytes and their checksum.
-// A nil part is a nil slice in the record.
-type part []byte
-
-func newPart(b []byte) part {
-	if b == nil {
-		return nil
-	}
-	p := append(make(part, 0, len(b)+checksumSize), b...)
-	return binary.BigEndian.AppendUint32(p, crc32.Checksum(b, castagnoli))
+// A part is an opaque part of a record with its checksum. A nil one has nil
+// content.
+type part struct {
+	content []byte
+	sum     uint32
 }
 
-// open returns a copy of the bytes in p.
+func newPart(content []byte) part {
+	return part{content, crc32.Checksum(content, castagnoli)}
+}
+
+// storedPart returns the part that was stored as b: its content and its checksum.
+func storedPart(b []byte) part {
+	n := len(b) - checksumSize
+	if n < 0 {
+		return part{b[:len(b):len(b)], ^crc32.Checksum(b, castagnoli)} // too short: damaged
+	}
+	return part{b[:n:n], binary.BigEndian.Uint32(b[n:])}
+}
+
+func (p part) isNil() bool { return p.content == nil }
+
+// open returns a copy of the content.
 func (p part) open(what string) ([]byte, error) {
-	if p == nil {
+	if p.isNil() {
 		return nil, nil
 	}
-	b, ok := checked(p)
-	if !ok {
+	if crc32.Checksum(p.content, castagnoli) != p.sum {
 		return nil, fmt.Errorf("%w: checksum of a record's %s is wrong", ErrDamaged, what)
 	}
-	return append([]byte{}, b...), nil
+	return append([]byte{}, p.content...), nil
 }
 
-// stored returns the length of p as a head gives it.
-func (p part) stored() uint64 {
-	if p == nil {
+// appendTo appends the part as it is stored.
+func (p part) appendTo(b []byte) []byte {
+	if p.isNil() {
+		return b
+	}
+	return binary.BigEndian.AppendUint32(append(b, p.content...), p.sum)
+}
+
+// stored returns how long p is when it is stored.
+func (p part) stored() int {
+	if p.isNil() {
 		return 0
 	}
-	return uint64(len(p)-checksumSize) + 1
+	return len(p.content) + checksumSize
+}
+
+// length returns the length of p as a head gives it.
+func (p part) length() uint64 {
+	if p.isNil() {
+		return 0
+	}
+	return uint64(len(p.content)) + 1
+}
+
+// withChecksum returns b and its checksum.
+func withChecksum(b []byte) []byte {
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
 // checked cuts off the checksum that ends b and compares it.
@@ -72,13 +104,14 @@ func checked(b []byte) ([]byte, bool) {
 	return b[:n], true
 }
 
-// encodeRecord encodes r with the given parts instead of its Request and Answer.
-func encodeRecord(r *Record, request, answer part) []byte {
-	e := make(headEncoder, recordPrefix, 256+len(r.Meta)+len(request)+len(answer))
+// appendRecord appends r with the given parts instead of its Request and Answer.
+func appendRecord(b []byte, r *Record, request, answer part) []byte {
+	at := len(b)
+	e := headEncoder(append(b, recordVersion, 0, 0, 0, 0)) // and its size
+	e = append(e, make([]byte, seqSize)...)
 	e.text(r.Key)
 	e.text(r.Origin)
 	e.text(r.Scope)
-	e.number(r.Seq)
 	e.number(r.Epoch)
 	e.text(r.Owner)
 	e.number(r.Era)
@@ -98,21 +131,35 @@ func encodeRecord(r *Record, request, answer part) []byte {
 	}
 	e = append(e, r.Fingerprint[:]...)
 	e.opaque(r.Meta)
-	e.number(request.stored())
-	e.number(answer.stored())
+	e.number(request.length())
+	e.number(answer.length())
+	binary.BigEndian.PutUint32(e[at+1:], uint32(len(e)-at-recordPrefix))
+	e = append(e, make([]byte, checksumSize)...)
+	setSeq(e[at:], r.Seq)
+	return answer.appendTo(request.appendTo(e))
+}
 
-	e[0] = recordVersion
-	binary.BigEndian.PutUint32(e[1:], uint32(len(e)-recordPrefix))
-	e = binary.BigEndian.AppendUint32(e, crc32.Checksum(e, castagnoli))
-	e = append(e, request...)
-	return append(e, answer...)
+// setSeq gives an encoded record another Seq.
+func setSeq(b []byte, seq uint64) {
+	binary.BigEndian.PutUint64(b[recordPrefix:], seq)
+	end := recordPrefix + binary.BigEndian.Uint32(b[1:])
+	binary.BigEndian.PutUint32(b[end:], crc32.Checksum(b[:end], castagnoli))
 }
 
 // decodeHead decodes all but Request and Answer, which it returns as parts that
-// refer to b.
-func decodeHead(b []byte) (r *Record, request, answer part, err error) {
-	damaged := func(detail string) (*Record, part, part, error) {
-		return nil, nil, nil, fmt.Errorf("%w: a record %s", ErrDamaged, detail)
+// refer to b, into a new record. Strings that are as in like are not made anew.
+func decodeHead(b []byte, like *Record) (r *Record, request, answer part, err error) {
+	r = new(Record)
+	request, answer, err = r.decodeHead(b, like)
+	if err != nil {
+		return nil, part{}, part{}, err
+	}
+	return r, request, answer, nil
+}
+
+func (r *Record) decodeHead(b []byte, like *Record) (request, answer part, err error) {
+	damaged := func(detail string) (part, part, error) {
+		return part{}, part{}, fmt.Errorf("%w: a record %s", ErrDamaged, detail)
 	}
 	if len(b) < recordPrefix {
 		return damaged("is cut short")
@@ -121,7 +168,7 @@ func decodeHead(b []byte) (r *Record, request, answer part, err error) {
 		return damaged(fmt.Sprintf("is of version %d", b[0]))
 	}
 	size := uint64(binary.BigEndian.Uint32(b[1:]))
-	if size > uint64(len(b)-recordPrefix) || uint64(len(b)-recordPrefix)-size < checksumSize {
+	if size < seqSize || size > uint64(len(b)-recordPrefix) || uint64(len(b)-recordPrefix)-size < checksumSize {
 		return damaged("is cut short")
 	}
 	end := recordPrefix + int(size)
@@ -129,10 +176,10 @@ func decodeHead(b []byte) (r *Record, request, answer part, err error) {
 		return damaged("has a wrong checksum")
 	}
 
-	d := headDecoder{b: b[recordPrefix:end]}
-	r = new(Record)
-	r.Key, r.Origin, r.Scope = d.text(), d.text(), d.text()
-	r.Seq, r.Epoch, r.Owner, r.Era = d.number(), d.number(), d.text(), d.number()
+	d := headDecoder{b: b[recordPrefix+seqSize : end]}
+	r.Seq = binary.BigEndian.Uint64(b[recordPrefix:])
+	r.Key, r.Origin, r.Scope = d.text(like.Key), d.text(like.Origin), d.text(like.Scope)
+	r.Epoch, r.Owner, r.Era = d.number(), d.text(like.Owner), d.number()
 	r.Outcome, r.Reason = Outcome(d.byte()), Reason(d.byte())
 	flags := d.number()
 	for i, set := range r.flags() {
@@ -155,22 +202,22 @@ func decodeHead(b []byte) (r *Record, request, answer part, err error) {
 		if n == 0 {
 			continue
 		}
-		n-- // see part.stored
+		n-- // see part.length
 		if n > uint64(len(rest)) || uint64(len(rest))-n < checksumSize {
 			return damaged("is cut short")
 		}
 		cut := int(n) + checksumSize
-		parts[i], rest = part(rest[:cut:cut]), rest[cut:]
+		parts[i], rest = storedPart(rest[:cut]), rest[cut:]
 	}
 	if len(rest) != 0 {
 		return damaged("is longer than it should be")
 	}
-	return r, parts[0], parts[1], nil
+	return parts[0], parts[1], nil
 }
 
 // decodeRecord decodes a record with all its parts, all of them copied.
 func decodeRecord(b []byte) (*Record, error) {
-	r, request, answer, err := decodeHead(b)
+	r, request, answer, err := decodeHead(b, &Record{})
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +311,13 @@ func (d *headDecoder) byte() byte {
 	return 0
 }
 
-func (d *headDecoder) text() string { return string(d.bytes(d.number())) }
+func (d *headDecoder) text(like string) string {
+	b := d.bytes(d.number())
+	if string(b) == like { // compared without an allocation
+		return like
+	}
+	return string(b)
+}
 
 func (d *headDecoder) opaque() []byte {
 	n := d.number()

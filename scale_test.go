@@ -57,13 +57,13 @@ func (f *filler) flush() {
 }
 
 func (f *filler) begin(rec Record) {
-	r, request, answer := split(rec)
-	f.add(func(t *boltTx) error { _, err := t.begin(r, request, answer); return err }, partsSize(r, request, answer))
+	w := newBoltPut(&rec, true)
+	f.add(func(t *boltTx) error { _, err := t.begin(w); return err }, w.size())
 }
 
 func (f *filler) save(rec Record) {
-	r, request, answer := split(rec)
-	f.add(func(t *boltTx) error { return t.save(r, request, answer) }, partsSize(r, request, answer))
+	w := newBoltPut(&rec, false)
+	f.add(func(t *boltTx) error { return t.save(w) }, w.size())
 }
 
 // fill opens a store, lets a function write to it, and closes it.

@@ -223,7 +223,7 @@ func BenchmarkFindPending(b *testing.B) {
 			found := 0
 			err := s.read(b.Context(), func(t *boltTx) error {
 				return t.keys.ForEach(func(id, _ []byte) error {
-					r, err := t.find(id)
+					r, err := t.find(id, &Record{})
 					if err == nil && !r.Acked {
 						found++
 					}
