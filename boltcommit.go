@@ -15,16 +15,17 @@ import (
 
 // A commit costs two syncs of the file, whatever it holds, so writes are
 // committed in groups. There is no timer for them and no goroutine: a writer
-// that finds nobody leading leads. It commits all writes that are queued in one
-// transaction, while those that come meanwhile queue up, and passes the lead on
-// to one of those. Lazy writes ride along. Before it takes its group, a leader lets
-// those run who were told of the last commit, if they were several: they may come
-// with their next write. That makes groups half as large again, or more.
+// that finds nobody leading leads. It commits all writes that are queued, and those
+// that come while it puts them into pages, in one transaction; those that come
+// during the syncs queue up, and it passes the lead on to one of them. Lazy writes
+// ride along. When no more come, a leader lets those run who were told of the last
+// commit, if they were several: they may come with their next write. That makes
+// groups half as large again, or more.
 const (
 	maxGroup  = 1024                 // writes in one transaction
 	idleFlush = 2 * time.Millisecond // until lazy writes that nobody takes along are committed
 	yields    = 4                    // of a leader to its company; more did not make groups larger
-	longYield = time.Millisecond     // after one like that, it waits no longer: others need the processors
+	longYield = time.Millisecond     // after that long, it waits no longer: others need the processors
 )
 
 // A boltWrite is one queued write.
@@ -115,21 +116,9 @@ func (s *BoltStore) writeSoon(w *boltWrite) {
 // lead commits a group and passes the lead on. by, which may be nil, is the
 // write whose writer does it.
 func (s *BoltStore) lead(by *boltWrite) {
-	if s.crowded {
-		begun := time.Now()
-		for i := 0; i < yields && time.Since(begun) < longYield; i++ {
-			runtime.Gosched()
-		}
-	}
 	s.mu.Lock()
 	if by != nil {
 		by.leads = false
-	}
-	n := min(len(s.queue), maxGroup)
-	group := slices.Clone(s.queue[:n])
-	s.queue = slices.Delete(s.queue, 0, n)
-	for _, w := range group {
-		w.taken = true
 	}
 	if s.idle != nil {
 		s.idle.Stop()
@@ -137,12 +126,43 @@ func (s *BoltStore) lead(by *boltWrite) {
 	}
 	s.mu.Unlock()
 
-	s.commit(group)
+	yielded, begun := 0, time.Time{}
+	group := s.commit(s.take(maxGroup), func(n int) []*boltWrite {
+		for {
+			group := s.take(maxGroup - n)
+			if len(group) > 0 || !s.crowded || yielded == yields || n == maxGroup {
+				return group
+			}
+			if yielded == 0 {
+				begun = time.Now()
+			} else if time.Since(begun) > longYield {
+				return nil
+			}
+			runtime.Gosched()
+			yielded++
+		}
+	})
 
 	s.mu.Lock()
 	s.crowded = s.tellLocked(group) > 1
 	s.passOnLocked()
 	s.mu.Unlock()
+}
+
+// take takes up to n writes from the queue.
+func (s *BoltStore) take(n int) []*boltWrite {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = min(n, len(s.queue))
+	if n == 0 {
+		return nil
+	}
+	group := slices.Clone(s.queue[:n])
+	s.queue = slices.Delete(s.queue, 0, n)
+	for _, w := range group {
+		w.taken = true
+	}
+	return group
 }
 
 // passOnLocked ends a lead, and makes sure that what is queued is committed: by
@@ -222,26 +242,29 @@ func fail(group []*boltWrite, err error) {
 // commit commits a group in one transaction. A write whose own changes fail
 // half-way is left out, and the rest is done again without it. If there is no room
 // for all, each half is committed for itself, and so on: one answer that finds no
-// place takes no other with it.
-func (s *BoltStore) commit(group []*boltWrite) {
+// place takes no other with it. more, which may be nil, says what has come since,
+// to a group of n: it is committed, too. commit returns all.
+func (s *BoltStore) commit(group []*boltWrite, more func(n int) []*boltWrite) (all []*boltWrite) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	group = slices.Clone(group)
+	all, group = group, slices.Clone(group)
 	for len(group) > 0 {
-		faulty, err := s.try(group)
+		came, faulty, err := s.try(group, more)
+		all, group, more = append(all, came...), append(group, came...), nil
 		switch half := len(group) / 2; {
 		case faulty >= 0:
 			group[faulty].err = err
 			group = slices.Delete(group, faulty, faulty+1)
 		case half > 0 && noRoom(err):
-			s.commit(group[:half])
+			s.commit(group[:half], nil)
 			group = group[half:]
 		case err != nil:
 			fail(group, err)
-			return
+			return all
 		default:
-			return
+			return all
 		}
 	}
+	return all
 }
 
 // noRoom reports whether a commit is known not to have been done, because the
@@ -251,25 +274,26 @@ func noRoom(err error) bool {
 	return full && errors.Is(err, ErrStoreFailed)
 }
 
-// try commits a group. It returns the index of a write because of which nothing
-// was done, or -1, and the error that concerns it, or all.
-func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
+// try commits a group, and what more says. It returns what that was, the index of a
+// write because of which nothing was done, or -1, and the error that concerns it,
+// or all.
+func (s *BoltStore) try(group []*boltWrite, more func(n int) []*boltWrite) (came []*boltWrite, faulty int, err error) {
 	s.mu.Lock()
 	broken := s.broken
 	s.mu.Unlock()
 	if broken != nil {
-		return -1, broken
+		return came, -1, broken
 	}
 	if err := s.checkInPlace(); err != nil {
-		return -1, err
+		return came, -1, err
 	}
 	tx, err := s.beginTx(true)
 	if err != nil {
-		return -1, err
+		return came, -1, err
 	}
 	defer s.endTx(tx)
 	if tx.ID() != s.last+1 {
-		return -1, s.breakOff(s.notAsLeft())
+		return came, -1, s.breakOff(s.notAsLeft())
 	}
 	var t *boltTx
 	err = guard(func() (err error) {
@@ -277,10 +301,21 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 		return err
 	})
 	if err != nil {
-		return -1, s.failure(err, "it cannot be written", ErrStoreFailed)
+		return came, -1, s.failure(err, "it cannot be written", ErrStoreFailed)
 	}
-	full := s.makeRoom(tx, group)
-	for i, w := range group {
+	wanted := s.newRoom(tx)
+	full := s.makeRoom(tx, wanted, group)
+	for i := 0; ; i++ {
+		if i == len(group) && more != nil {
+			if next := more(i); len(next) > 0 {
+				came, group = append(came, next...), append(group, next...)
+				full = s.makeRoom(tx, wanted, next)
+			}
+		}
+		if i == len(group) {
+			break
+		}
+		w := group[i]
 		if full != nil && w.begins {
 			w.err = full
 			continue
@@ -290,31 +325,31 @@ func (s *BoltStore) try(group []*boltWrite) (faulty int, err error) {
 			return t.fault
 		})
 		if err != nil {
-			return i, s.failure(err, "writing a record failed", ErrStoreFailed)
+			return came, i, s.failure(err, "writing a record failed", ErrStoreFailed)
 		}
 	}
 	if !t.changed {
-		return -1, nil
+		return came, -1, nil
 	}
 	err = guard(func() error {
 		t.put(t.meta, metaState, t.state.encode())
 		return t.fault
 	})
 	if err != nil {
-		return -1, s.failure(err, "writing its state failed", ErrStoreFailed)
+		return came, -1, s.failure(err, "writing its state failed", ErrStoreFailed)
 	}
 	if err := s.checkFreelist(tx); err != nil {
-		return -1, s.breakOff(s.failure(err, "it was damaged while it was open; restore it from a backup", ErrDamaged, ErrStoreFailed))
+		return came, -1, s.breakOff(s.failure(err, "it was damaged while it was open; restore it from a backup", ErrDamaged, ErrStoreFailed))
 	}
 	s.setFreelistSync(tx)
 	id := tx.ID()
 	if err := guard(func() error { return s.commitTx(tx) }); err != nil {
-		return -1, s.commitFailed(tx, err)
+		return came, -1, s.commitFailed(tx, err)
 	}
 	s.mu.Lock()
 	s.last, s.state, s.longest = id, t.state, max(s.longest, t.longest)
 	s.mu.Unlock()
-	return -1, nil
+	return came, -1, nil
 }
 
 // commitFailed returns the error of a commit that failed: whether it was done

@@ -63,6 +63,63 @@ func TestWritersShareACommit(t *testing.T) {
 	})
 }
 
+// What comes while the leader puts its group into pages is committed with it, and
+// one of those that fails half-way takes no other with it.
+func TestWritesJoinAGroupUntilItIsCommitted(t *testing.T) {
+	for _, faulty := range []bool{false, true} {
+		t.Run(fmt.Sprint("faulty=", faulty), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newBolt(t)
+				commits := countCommits(s, nil)
+				release := make(chan bool)
+				var group sync.WaitGroup
+				group.Go(func() {
+					err := s.write(t.Context(), func(tx *boltTx) error {
+						<-release
+						tx.put(tx.meta, []byte("test"), nil)
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+				synctest.Wait()
+				const n = 2*maxGroup - 1 // with the first write, two whole groups
+				told := 0
+				for i := range n {
+					rec := boltRec(fmt.Sprint(i))
+					w := newBoltPut(&rec, true)
+					s.writeSoon(&boltWrite{apply: func(tx *boltTx) error {
+						if _, err := tx.begin(w); err != nil {
+							return err
+						}
+						if faulty && i == 10 {
+							tx.fault = errors.New("half-way")
+						}
+						return tx.fault
+					}, done: func(err error) {
+						if failed := err != nil; failed != (faulty && i == 10) || told != i {
+							t.Errorf("write %d, told as the %d.: %v", i, told, err)
+						}
+						told++
+					}})
+				}
+				synctest.Wait()
+				close(release)
+				group.Wait()
+				synctest.Wait()
+				time.Sleep(idleFlush)
+				synctest.Wait()
+				if *commits != 2 || told != n {
+					t.Errorf("%d commits, %d told; want 2 and %d", *commits, told, n)
+				}
+				checkCounts(t, s)
+				s.Close()
+			})
+		})
+	}
+}
+
 func TestLongQueueIsCommittedInBoundedGroupsAndOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBolt(t)
@@ -338,7 +395,7 @@ func TestWriteWithoutRoomSparesItsGroup(t *testing.T) {
 					}
 					return tx.Commit()
 				}
-				s.commit(group)
+				s.commit(group, nil)
 				for i, w := range group {
 					want := slices.Contains(tooLarge, i)
 					if got := errors.Is(w.err, ErrStoreFailed) && errors.Is(w.err, full); got != want || !want && w.err != nil {
@@ -375,7 +432,7 @@ func TestNothingIsWrittenAfterAnUncertainPart(t *testing.T) {
 		w := newBoltPut(&rec, true)
 		group = append(group, &boltWrite{apply: func(t *boltTx) error { _, err := t.begin(w); return err }})
 	}
-	s.commit(group)
+	s.commit(group, nil)
 	if tries != 2 || !errors.Is(group[0].err, ErrStoreFailed) || !errors.Is(group[1].err, ErrStoreFailed) {
 		t.Errorf("%d tries, %v, %v; want 2, and ErrStoreFailed", tries, group[0].err, group[1].err)
 	}
@@ -402,7 +459,7 @@ func TestOnlyMissingRoomDividesAGroup(t *testing.T) {
 				w := newBoltPut(&rec, true)
 				group = append(group, &boltWrite{begins: true, apply: func(t *boltTx) error { _, err := t.begin(w); return err }})
 			}
-			s.commit(group)
+			s.commit(group, nil)
 			for i, w := range group {
 				if !errors.Is(w.err, c.want) {
 					t.Errorf("write %d: %v, want %v", i, w.err, c.want)

@@ -35,25 +35,43 @@ func headroom(longest int) int64 {
 	return min(maxHeadroom, answerRoom+2*pageRecords*int64(longest))
 }
 
-// makeRoom makes the file grow, if there is not enough room for a group of writes
-// and the headroom. A file system that copies what is written, or compresses it,
-// promises less by that.
-func (s *BoltStore) makeRoom(tx *bbolt.Tx, group []*boltWrite) error {
+// A room is what a group of writes needs of the file.
+type room struct {
+	writes  int
+	size    int64 // bytes that are stored, about
+	longest int   // of them for one write
+	has     int64 // bytes of the file, as last seen
+
+	used, free int // pages at the beginning of the transaction
+}
+
+func (s *BoltStore) newRoom(tx *bbolt.Tx) *room {
+	r := new(room)
+	r.used, r.free = s.usedPages(tx)
+	return r
+}
+
+// makeRoom makes the file grow, if there is not enough room for a group of writes,
+// those that have come to it now among them, and the headroom. A file system that
+// copies what is written, or compresses it, promises less by that.
+func (s *BoltStore) makeRoom(tx *bbolt.Tx, r *room, came []*boltWrite) error {
 	if runtime.GOOS == "windows" { // where bbolt makes the file as large as its mapping
+		return nil
+	}
+	r.writes += len(came)
+	for _, w := range came {
+		r.size, r.longest = r.size+int64(w.size), max(r.longest, w.size)
+	}
+	anew := min(2*r.writes, r.used) // pages that others are on, too; in place of free ones, as far as there are
+	need := tx.Size() + int64(max(0, anew-r.free)*s.pageSize) + r.size + headroom(max(s.longest, r.longest))
+	if r.has >= need {
 		return nil
 	}
 	info, err := s.file.Stat()
 	if err != nil {
 		return s.failure(err, "it cannot be read", ErrStoreFailed)
 	}
-	used, free := s.usedPages(tx)
-	anew := min(2*len(group), used) // pages that others are on, too; in place of free ones, as far as there are
-	need, longest := tx.Size()+int64(max(0, anew-free)*s.pageSize), s.longest
-	for _, w := range group {
-		need, longest = need+int64(w.size), max(longest, w.size)
-	}
-	need += headroom(longest)
-	if info.Size() >= need {
+	if r.has = info.Size(); r.has >= need {
 		return nil
 	}
 	grow := min(max(need/growShare, minGrow), maxGrow)

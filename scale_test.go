@@ -47,7 +47,7 @@ func (f *filler) add(apply func(*boltTx) error, size int) {
 
 func (f *filler) flush() {
 	f.tb.Helper()
-	f.s.commit(f.group)
+	f.s.commit(f.group, nil)
 	for _, w := range f.group {
 		if w.err != nil {
 			f.tb.Fatal(w.err)
