@@ -57,7 +57,7 @@ func (f *flight) succeededBefore() *Record {
 
 // exchange sends the operation, whose record is durable, and settles it.
 func (f *flight) exchange(a *call) {
-	f.trace.begun(f.info())
+	f.trace.begun(f)
 	a.attempt(f.ctx)
 	if a.verdict.next == again {
 		a.retry(f.ctx)
@@ -95,11 +95,11 @@ func (f *flight) rescue() {
 			res.unsure()
 		}
 		res.panic, res.stream = v, nil // nobody gets to close it
-		f.conclude(res)
+		f.conclude(&res)
 	}()
 	switch {
 	case f.rec.Epoch == 0: // not begun
-		f.res = f.notBegun(errPanicked)
+		f.res = *f.notBegun(errPanicked)
 	case f.rec.Outcome != Undecided, f.res.info.ID == f.id: // recorded: what was to be told stays true
 	default:
 		f.earlier, f.sent = true, true
@@ -190,7 +190,7 @@ func (f *flight) beginFailed(asked *Record, err error) {
 // notBegun is the result of a request that did nothing. It is "not sent" only if
 // its key has no earlier record, which an earlier attempt may stand behind. If
 // that has the answer, nothing needs to be sent.
-func (f *flight) notBegun(err error) result {
+func (f *flight) notBegun(err error) *result {
 	if f.fresh {
 		return f.refused(err)
 	}
@@ -361,8 +361,8 @@ func (f *flight) replay(old *Record) {
 }
 
 // replayed is the result that a record's answer makes.
-func (f *flight) replayed(old *Record) result {
-	res := result{info: infoOf(old, &f.meta)}
+func (f *flight) replayed(old *Record) *result {
+	res := &result{info: infoOf(old, &f.meta)}
 	res.info.Replayed = true
 	answer, err := f.c.answerOf(old)
 	if res.err = err; err == nil {
@@ -411,15 +411,15 @@ func (f *flight) restore(old *Record, cause error) {
 }
 
 // refused is the result of a request that was refused before anything was sent.
-func (f *flight) refused(err error) result {
-	return result{err: err, info: Info{
+func (f *flight) refused(err error) *result {
+	return &result{err: err, info: Info{
 		ID: f.id, Method: f.meta.Method, URL: f.meta.URL, Metadata: f.meta.Metadata, Outcome: NotSent, Detail: detail(err),
 	}}
 }
 
 // asBefore is the result of a request that left its operation as it was.
-func (f *flight) asBefore(old *Record, err error) result {
+func (f *flight) asBefore(old *Record, err error) *result {
 	info := infoOf(old, &f.meta)
 	info.Detail = detail(err)
-	return result{info: info, err: err}
+	return &result{info: info, err: err}
 }

@@ -146,7 +146,7 @@ func (c *Client) CloseIdleConnections() { c.std.CloseIdleConnections() }
 // unkeyed requests and for the GET after a 303. All other redirects of an
 // operation were followed by the operation, or must not be.
 func (c *Client) checkRedirect(req *http.Request, via []*http.Request) error {
-	if _, direct, _ := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {
+	if _, direct := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {
 		closeBody(req) // of a request that nobody will send
 		return http.ErrUseLastResponse
 	}

@@ -81,20 +81,24 @@ func (e *OperationError) Timeout() bool {
 // OperationFrom returns what is known of the operation that a response answers.
 // It reports false for the response of an unkeyed request.
 func OperationFrom(resp *http.Response) (Info, bool) {
-	info, _, ok := operationBehind(resp)
-	return info, ok
+	info, _ := operationBehind(resp)
+	if info == nil {
+		return Info{}, false
+	}
+	return *info, true
 }
 
-// operationBehind is OperationFrom. direct says that the response is the
-// operation's own, not one of a request that followed its redirect.
-func operationBehind(resp *http.Response) (info Info, direct, ok bool) {
+// operationBehind is OperationFrom, with nil for an unkeyed request's response.
+// direct says that the response is the operation's own, not one of a request that
+// followed its redirect.
+func operationBehind(resp *http.Response) (info *Info, direct bool) {
 	for direct = true; resp != nil && resp.Request != nil; direct = false {
 		if m, ok := resp.Request.Context().Value(infoKey{}).(*infoMark); ok && m.req == resp.Request {
-			return m.info, direct, true
+			return &m.info, direct
 		}
 		resp = resp.Request.Response // the redirect that led here
 	}
-	return Info{}, false, false
+	return nil, false
 }
 
 type infoKey struct{} // context key of *infoMark

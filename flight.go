@@ -138,10 +138,10 @@ func (f *flight) refuse(req *http.Request, key chosenKey, err error) (*http.Resp
 	}
 	switch {
 	case f.id.Key == "", errors.Is(err, ErrKeyReused): // of this request, nothing was or will be sent
-		f.res = f.refused(err)
+		f.res = *f.refused(err)
 		f.res.info.Key = key.key
 	default:
-		f.res = f.notBegun(err)
+		f.res = *f.notBegun(err)
 	}
 	if key.op != nil && !key.first { // what its first request came to is not for this one to tell
 		key.op = nil
@@ -249,8 +249,8 @@ func (f *flight) until() time.Time {
 // conclude tells the waiters, when nothing is left to be written. The flight is
 // off the client by then, so that a caller that comes back at once starts anew. A
 // resumed flight goes on to its handler.
-func (f *flight) conclude(res result) {
-	f.res = res
+func (f *flight) conclude(res *result) {
+	f.res = *res
 	if !f.resumed {
 		f.land(res.rec != nil)
 	}

@@ -109,18 +109,34 @@ func (a *call) retry(ctx context.Context) {
 func (a *call) attempt(ctx context.Context) {
 	a.attempts++
 	a.waiting = false
+	start := a.attemptStart()
+	a.last, a.drained = a.send(a.attempts), false
+	a.obey()
+	a.attemptDone(start)
+	a.permit.done(a.health(ctx))
+	a.verdict = a.judge()
+}
+
+// attemptStart tells the hooks that an attempt begins, and returns when it did: the
+// zero time, if there are none.
+func (a *call) attemptStart() time.Time {
+	if len(a.trace) == 0 {
+		return time.Time{}
+	}
 	info := a.info
 	info.Attempt = a.attempts
 	a.trace.attemptStart(info)
-	start := a.trace.start()
-	a.last, a.drained = a.send(a.attempts), false
-	a.obey()
-	if !start.IsZero() {
-		info.Status, info.Err, info.Duration = a.last.status(), a.last.err, time.Since(start)
-		a.trace.attemptDone(info)
+	return time.Now()
+}
+
+// attemptDone tells the hooks what became of it.
+func (a *call) attemptDone(start time.Time) {
+	if start.IsZero() {
+		return
 	}
-	a.permit.done(a.health(ctx))
-	a.verdict = a.judge()
+	info := a.info
+	info.Attempt, info.Status, info.Err, info.Duration = a.attempts, a.last.status(), a.last.err, time.Since(start)
+	a.trace.attemptDone(info)
 }
 
 // obey pauses the host if the last answer asks for that, whether or not this call

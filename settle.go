@@ -89,13 +89,13 @@ func (f *flight) answer(a *call) {
 	if err != nil {
 		f.notRecorded(&res, err)
 	}
-	f.tell(res)
+	f.tell(&res)
 }
 
 // tell concludes a flight that is recorded. The hook comes first: who is told
 // may rely on it.
-func (f *flight) tell(res result) {
-	f.res = res
+func (f *flight) tell(res *result) {
+	f.res = *res
 	f.trace.settled(res.info)
 	f.conclude(res)
 }
@@ -120,7 +120,7 @@ func (f *flight) remove(cause error) {
 		res := result{info: f.info(), err: fmt.Errorf("%w (and its record could not be removed: %w)", cause, err)}
 		res.info.Outcome, res.info.Reason = Unknown, ReasonGaveUp
 		f.notRecorded(&res, err)
-		f.tell(res)
+		f.tell(&res)
 		return
 	}
 	res := f.refused(cause)
@@ -173,7 +173,7 @@ func (f *flight) giveUp(reason Reason, cause error) {
 			res.err = fmt.Errorf("%w (not recorded, so it may be resumed: %w)", res.err, err)
 		}
 	}
-	f.tell(res)
+	f.tell(&res)
 }
 
 // How long a resumed operation without an answer rests: 1 s after its first
@@ -208,7 +208,7 @@ func (f *flight) release(rec Record, cause error) {
 	if err != nil {
 		f.notRecorded(&res, err)
 	}
-	f.tell(res)
+	f.tell(&res)
 }
 
 // note records, when it costs nothing, how far a call is that waits.

@@ -72,19 +72,10 @@ func (c *Client) tracerFor(ctx context.Context) tracer {
 	return append(tracer(inner[:len(inner):len(inner)]), c.traces...)
 }
 
-// start returns the present time if there are hooks that want to know how long
-// something took, else the zero time.
-func (t tracer) start() time.Time {
-	if len(t) == 0 {
-		return time.Time{}
-	}
-	return time.Now()
-}
-
-func (t tracer) begun(i Info) {
+func (t tracer) begun(f *flight) {
 	for _, tr := range t {
 		if tr.Begun != nil {
-			tr.Begun(i)
+			tr.Begun(f.info())
 		}
 	}
 }

@@ -37,7 +37,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 		p = c.provider(req.URL)
 	}
 	if req.Response != nil {
-		if info, direct, ok := operationBehind(req.Response); ok {
+		if info, direct := operationBehind(req.Response); info != nil {
 			return c.follow(req, p, info, direct)
 		}
 	}
@@ -148,7 +148,7 @@ func takesHandle(method string) bool {
 // GET after a 303, without key. If it fails, the operation has succeeded all the
 // same. Other redirects are refused: the http.Client above is not ours, and would
 // make a GET of a POST, or take its body elsewhere.
-func (c *Client) follow(req *http.Request, p *Provider, info Info, direct bool) (*http.Response, error) {
+func (c *Client) follow(req *http.Request, p *Provider, info *Info, direct bool) (*http.Response, error) {
 	var resp *http.Response
 	err := ErrNotFollowed
 	if direct && req.Response.StatusCode != http.StatusSeeOther {

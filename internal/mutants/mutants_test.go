@@ -78,7 +78,7 @@ var mutants = []mutant{
 	{"scope ignores the credentials", []edit{{"if len(names) == 0 && req.URL.User == nil {", "if true {"}}, []string{"TestTenantsNeverShareAnAnswer"}},
 	{"a redirect to another origin is followed", []edit{{" || originOf(to) != f.rec.Origin", ""}}, []string{"TestKeyStaysWithItsOrigin"}},
 	{"a redirected operation becomes a GET", []edit{{
-		"if _, direct, _ := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {",
+		"if _, direct := operationBehind(req.Response); direct && req.Response.StatusCode != http.StatusSeeOther {",
 		"if false {",
 	}}, []string{"TestOperationNeverBecomesAGet"}},
 	{"the handle reaches requests below", []edit{{
@@ -182,8 +182,10 @@ var mutants = []mutant{
 	{"a file in its place is not noticed", []edit{{"if err != nil || !os.SameFile(info, s.info) {", "if err != nil || info == nil {"}}, []string{"TestNothingIsSentWhenTheFileIsNoLongerOurs"}},
 	{"no checksums are compared", []edit{
 		{"if n < 0 || crc32.Checksum(b[:n], castagnoli) != binary.BigEndian.Uint32(b[n:]) {", "if n < 0 {"},
+		{"if crc32.Checksum(p.content, castagnoli) != p.sum {", "if false {"},
 		{"if crc32.Checksum(part, castagnoli) != binary.BigEndian.Uint32(stored[1:]) {", "if false {"},
 	}, []string{"TestEveryDamagedBitIsSeen", "TestDamagedBytesAreNoticed", "TestADamagedRecordHarmsNoOther"}},
+	{"a short answer is kept for ever", []edit{{"(found.entry == entryAnswered || !found.answer.isNil())", "found.entry == entryAnswered"}}, []string{"TestAnswersOfEveryLength"}},
 	{"files are opened unchecked", []edit{{"return s.checkPages(tx)", "return nil"}}, []string{"TestDamagedFileNeverEndsTheProcess"}},
 	{"a later format is opened", []edit{{"format != storeFormat {", "format < storeFormat {"}}, []string{"TestFileThatCannotBeOpenedIsLeftAsItIs"}},
 	{"what is no file is opened", []edit{{"case !info.Mode().IsRegular():", "case false:"}}, []string{"TestPathThatIsNoFileIsRefused"}},
