@@ -91,7 +91,7 @@ var mutants = []mutant{
 		"boltcommit.go", "\tdefer debug.SetPanicOnFault(debug.SetPanicOnFault(true))\n", "\t_ = debug.SetPanicOnFault\n",
 	}}},
 	{name: "no headroom", killer: "TestFullDisk", edits: []edit{{
-		"boltroom.go", "need += headroom(longest)\n", "",
+		"boltroom.go", " + headroom(max(s.longest, r.longest))", "",
 	}}},
 	{name: "the file grows as a hole", killer: "TestFullDisk", edits: []edit{{
 		"boltroom.go", "if err = reserve(s.file, info.Size(), need+grow); err != nil {", "if err = s.file.Truncate(need + grow); err != nil {",
