@@ -24,7 +24,7 @@ const (
 
 	// How much a file grows at a time besides: enough that its new length, which
 	// has to be synced, is a small part of the cost, and not much of a small file.
-	minGrow   = 256 << 10
+	minGrow   = 1 << 20
 	maxGrow   = 8 << 20
 	growShare = 16 // of the file
 )
