@@ -71,7 +71,9 @@ func (c *pageCheck) tree(id uint64, from, to []byte, outer bool) error {
 	return c.page(page, from, to, outer)
 }
 
-// freelist checks the list of free pages, after all pages in use.
+// freelist checks the list of free pages, after all pages in use: each other page
+// is on it. One that is neither in use nor free was in use, and what leads there now
+// leads elsewhere.
 func (c *pageCheck) freelist(id uint64) error {
 	page, err := c.read(id)
 	if err != nil {
@@ -91,6 +93,10 @@ func (c *pageCheck) freelist(id uint64) error {
 			return fmt.Errorf("%w: %d", errPages, free)
 		}
 		c.seen[free] = true
+	}
+	const metaPages = 2
+	if uint64(len(c.seen)) != c.pages-metaPages {
+		return fmt.Errorf("%w: %d pages lead nowhere", errPages, c.pages-metaPages-uint64(len(c.seen)))
 	}
 	return nil
 }

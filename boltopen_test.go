@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -109,17 +110,113 @@ func TestOneOfManyCreatesTheFile(t *testing.T) {
 	}
 }
 
+// TestEveryPageHasItsPlace: a page that leads to another than it should, be it a
+// whole one, hides records. Who asks for one of them would be told that there is
+// none, and it would be sent anew.
+func TestEveryPageHasItsPlace(t *testing.T) {
+	cases := 0
+	for _, unsynced := range []bool{false, true} {
+		good := filled(t, unsynced)
+		path := filepath.Join(t.TempDir(), "once.db")
+		pointers := pagePointers(t, good)
+		if len(pointers) < 20 {
+			t.Fatalf("%d pointers", len(pointers))
+		}
+		leads := func(at int) uint64 { return binary.NativeEndian.Uint64(good[at:]) }
+		random, one := rand.New(rand.NewPCG(13, 14)), 2
+		if testing.Short() {
+			one = 8
+		}
+		for _, at := range pointers {
+			for to := range uint64(len(good) / os.Getpagesize()) {
+				// What is not in use is either free or part of a longer page.
+				inUse := slices.ContainsFunc(pointers, func(other int) bool { return leads(other) == to })
+				if to == leads(at) || !inUse && random.IntN(32) > 0 || random.IntN(one) > 0 {
+					continue
+				}
+				cases++
+				bad := bytes.Clone(good)
+				binary.NativeEndian.PutUint64(bad[at:], to)
+				if err := os.WriteFile(path, bad, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				s, err := OpenBolt(path)
+				if err == nil && unsynced { // which pages are free is not known: acknowledged records may be hidden
+					for i := range filledRecords {
+						if _, err := s.Get(t.Context(), filledRecord(i).ID); errors.Is(err, ErrNotFound) && !filledRecord(i).Acked {
+							t.Errorf("byte %d of page %d made to lead to page %d: record %d is gone", at%os.Getpagesize(), at/os.Getpagesize(), to, i)
+							break
+						}
+					}
+				} else if !errors.Is(err, ErrDamaged) {
+					t.Errorf("byte %d of page %d made to lead to page %d: %v, want ErrDamaged", at%os.Getpagesize(), at/os.Getpagesize(), to, err)
+				}
+				if err == nil {
+					s.Close()
+				}
+			}
+		}
+	}
+	reliability.Report(t, reliability.Result{Class: "damaged file, pointers", How: "a page made to lead to another than it should", Cases: cases, About: true})
+}
+
+// pagePointers returns where in a file a page in use leads to another one.
+func pagePointers(t *testing.T, file []byte) (at []int) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "once.db")
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := openBolt(t, path)
+	defer s.Close()
+	header, _, err := s.metaPage(s.last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var collect func(page int, outer bool)
+	collect = func(page int, outer bool) {
+		page *= s.pageSize
+		number := func(i int) int { return int(binary.NativeEndian.Uint32(file[page+i:])) }
+		leaf := binary.NativeEndian.Uint16(file[page+8:]) == leafPage
+		for i := range int(binary.NativeEndian.Uint16(file[page+10:])) {
+			element := pageHeader + pageElement*i
+			id := element + 8
+			switch {
+			case leaf && !outer:
+				return
+			case leaf: // a bucket, after its name
+				id = element + number(element+4) + number(element+8)
+			}
+			if to := int(binary.NativeEndian.Uint64(file[page+id:])); to != 0 {
+				at = append(at, page+id)
+				collect(to, outer && !leaf)
+			}
+		}
+	}
+	collect(int(binary.NativeEndian.Uint64(header)), true)
+	return at
+}
+
+const filledRecords = 300
+
+func filledRecord(i int) Record {
+	r := boltRec(fmt.Sprint("key", i))
+	r.Acked = i%3 == 0
+	return r
+}
+
 // filled returns the content of a file with open and acknowledged records.
 // unsynced leaves out which pages are free, as after a crash.
 func filled(t *testing.T, unsynced bool) []byte {
 	t.Helper()
 	s := newBolt(t)
 	err := s.write(t.Context(), func(tx *boltTx) error {
-		for i := range 300 {
-			r := boltRec(fmt.Sprint("key", i))
-			r.Request = make([]byte, i*20)
+		for i := range filledRecords {
+			r := filledRecord(i)
+			acked := r.Acked
+			r.Request, r.Acked = make([]byte, i*20), false
 			tx.begin(newBoltPut(&r, true))
-			if r.Acked = i%3 == 0; r.Acked {
+			if r.Acked = acked; r.Acked {
 				r.Answer = []byte("answer")
 				tx.save(newBoltPut(&r, false))
 			}

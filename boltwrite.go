@@ -438,16 +438,18 @@ func (t *boltTx) identify(f func(uint64, ID)) error {
 }
 
 // checkIdentities returns an error if a record is under another identity than its
-// own: who looks for it would be told that there is none, and it would be sent
-// anew.
+// own, or an open one under none: who looks for it would be told that there is none,
+// and it would be sent anew.
 func checkIdentities(tx *bbolt.Tx) error {
 	t, err := newBoltTx(tx, boltState{})
 	if err != nil {
 		return err
 	}
-	return each(t.keys, nil, func(k, v []byte) (more bool, err error) {
+	open := 0
+	err = each(t.keys, nil, func(k, v []byte) (more bool, err error) {
 		if len(v) == 9 && v[0] == entryOpen {
 			v = lookUp(t.atSeq, v[1:])
+			open++
 		} else if len(v) > 0 {
 			v = v[1:]
 		}
@@ -456,6 +458,14 @@ func checkIdentities(tx *bbolt.Tx) error {
 		}
 		return true, nil
 	})
+	if err != nil {
+		return err
+	}
+	state, err := decodeState(t.meta.Get(metaState))
+	if n := state.counts; err == nil && open != n.Pending+n.Unknown+n.Unacknowledged {
+		return fmt.Errorf("%w: of %d open records, %d are found", ErrDamaged, n.Pending+n.Unknown+n.Unacknowledged, open)
+	}
+	return err
 }
 
 // recount counts the open records by reading all of them. A damaged one is
