@@ -125,7 +125,7 @@ func TestEveryPageHasItsPlace(t *testing.T) {
 		leads := func(at int) uint64 { return binary.NativeEndian.Uint64(good[at:]) }
 		random, one := rand.New(rand.NewPCG(13, 14)), 2
 		if testing.Short() {
-			one = 8
+			one = 16
 		}
 		for _, at := range pointers {
 			for to := range uint64(len(good) / os.Getpagesize()) {
