@@ -462,7 +462,7 @@ func checkIdentities(tx *bbolt.Tx) error {
 		return err
 	}
 	state, err := decodeState(t.meta.Get(metaState))
-	if n := state.counts; err == nil && open != n.Pending+n.Unknown+n.Unacknowledged {
+	if n := state.counts; err == nil && open < n.Pending+n.Unknown+n.Unacknowledged {
 		return fmt.Errorf("%w: of %d open records, %d are found", ErrDamaged, n.Pending+n.Unknown+n.Unacknowledged, open)
 	}
 	return err
