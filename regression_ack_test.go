@@ -41,6 +41,32 @@ func TestWhatTheServerDecidedIsNotResolved(t *testing.T) {
 	})
 }
 
+// endingList ends a context with the last listing of a pass.
+type endingList struct {
+	oncehttp.LazyStore
+	end func()
+}
+
+func (s *endingList) List(ctx context.Context, after uint64, n int) ([]oncehttp.Record, error) {
+	list, err := s.LazyStore.List(ctx, after, n)
+	s.end()
+	return list, errors.Join(err, errors.New("disk"))
+}
+
+// Run returned nil, or its store's error, when its context ended with a pass.
+func TestRunReturnsTheCauseWheneverItsContextEnds(t *testing.T) {
+	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {
+		cause := errors.New("deploy")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		b.close()
+		b.store.LazyStore = &endingList{b.store.LazyStore, func() { cancel(cause) }}
+		b.open()
+		if err := b.client.Run(ctx, oncehttp.Handler{Settled: takes}); err != cause {
+			t.Errorf("Run returned %v, want the cause itself", err)
+		}
+	})
+}
+
 // Run returned a joined error, and at the first one of its store.
 func TestRunEndsByItsContextAlone(t *testing.T) {
 	inBubble(t, oncehttp.Options{}, func(t *testing.T, b *bench) {

@@ -110,8 +110,12 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	for {
 		sum, err := c.Resume(ctx, h)
 		switch {
-		case h.Settled == nil, ctx.Err() != nil, c.isClosing():
+		case h.Settled == nil:
 			return err
+		case c.isClosing(): // perhaps since the pass has ended
+			return ErrClosed
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		case err != nil:
 			c.traces.storeFailed(Info{}, err)
 		}
