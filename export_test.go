@@ -17,8 +17,8 @@ func (o Options) WithClock(now func() time.Time) *Options { o.now = now; return 
 // WithRand returns options whose client draws by rnd, uniform in [0, n).
 func (o Options) WithRand(rnd func(n int64) int64) *Options { o.rnd = rnd; return &o }
 
-// LoopWait is what the retry loop waits by itself.
-const LoopWait = loopWait
+// LeastWait is the shortest wait before a retry.
+const LeastWait = leastWait
 
 // Defaults are the defaults in force, in the words of docs/defaults.md.
 func Defaults() map[string]string {

@@ -62,10 +62,13 @@ func (a *call) until() time.Time {
 type callKey struct{} // context key of *call
 
 // loopWait is the loop's own wait before it calls PrepareRetry, which waits for the
-// rest. It is not 0, since a timer that is over when it is read corrupts the race
-// detector on the fake time of testing/synctest (Go 1.26: two threads may use the
-// bubble's context at once).
-const loopWait = time.Nanosecond
+// rest, as long at least. It is not 0, since a timer that is over when it is read
+// corrupts the race detector on the fake time of testing/synctest (Go 1.26: two
+// threads may use the bubble's context at once).
+const (
+	loopWait  = time.Nanosecond
+	leastWait = 2 * loopWait
+)
 
 // newLoop returns the retry loop that all calls of a client share.
 func newLoop(c *Client) *retryablehttp.Client {
@@ -193,6 +196,7 @@ func (a *call) plan(ctx context.Context) error {
 	}
 	atLeast := max(after, time.Until(a.limits.pausedUntil()))
 	a.wait += min(atLeast, math.MaxInt64-a.wait) // jitter on top
+	a.wait = max(a.wait, leastWait)
 	deadline := a.until()
 	switch {
 	case ctx.Err() != nil:
@@ -219,7 +223,7 @@ func (a *call) plan(ctx context.Context) error {
 
 // pause is PrepareRetry: it waits and gets the permission for the next attempt.
 func (a *call) pause(ctx context.Context) error {
-	timer := time.NewTimer(max(a.wait, 2*loopWait) - loopWait)
+	timer := time.NewTimer(a.wait - loopWait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -462,7 +462,7 @@ func TestRetryAfterThroughTheClient(t *testing.T) {
 								t.Errorf("%s: told %d, %v", ask.name, w.status, w.err)
 							}
 							got := l.times("api.example.com", w.start)
-							wantWait(t, ask.name, got, max(asked+extra, 2*oncehttp.LoopWait))
+							wantWait(t, ask.name, got, max(asked+extra, oncehttp.LeastWait))
 						})
 
 						// The caller's time ends when the wait would.
@@ -562,6 +562,10 @@ func FuzzRetryAfterThroughTheClient(f *testing.F) {
 			}
 		}
 		f.Add([]byte(head.String()), uint8(i), int64(i)*int64(time.Second), uint64(i)<<60)
+	}
+	for limit := range int64(4) { // as short as the loop's own wait
+		f.Add([]byte{}, uint8(limit), limit, uint64(0))
+		f.Add([]byte{}, uint8(limit), limit, uint64(1))
 	}
 	f.Fuzz(func(t *testing.T, head []byte, form uint8, limit int64, draw uint64) {
 		raw := append([]byte("HTTP/1.1 200 OK\r\n"), head...)
