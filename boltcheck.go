@@ -44,6 +44,7 @@ const (
 	freelistPage = 0x10
 	bucketFlag   = 1         // of a leaf's element
 	noFreelist   = 1<<64 - 1 // as a page's id
+	metaPages    = 2         // the first ones: in use, and no part of a tree
 )
 
 var errPages = errors.New("a page in use is damaged")
@@ -89,12 +90,11 @@ func (c *pageCheck) freelist(id uint64) error {
 	}
 	for i := range count {
 		free := binary.NativeEndian.Uint64(ids[i*8:])
-		if free < 2 || free >= c.pages || c.seen[free] {
+		if free < metaPages || free >= c.pages || c.seen[free] {
 			return fmt.Errorf("%w: %d", errPages, free)
 		}
 		c.seen[free] = true
 	}
-	const metaPages = 2
 	if uint64(len(c.seen)) != c.pages-metaPages {
 		return fmt.Errorf("%w: %d pages lead nowhere", errPages, c.pages-metaPages-uint64(len(c.seen)))
 	}
@@ -124,7 +124,7 @@ func (c *pageCheck) read(id uint64) ([]byte, error) {
 
 // header returns the header of a page, and how many pages belong to it besides.
 func (c *pageCheck) header(id uint64) (header [pageHeader]byte, more uint64, err error) {
-	if id < 2 || id >= c.pages {
+	if id < metaPages || id >= c.pages {
 		return header, 0, fmt.Errorf("%w: %d", errPages, id)
 	}
 	if _, err := c.file.ReadAt(header[:], int64(id*c.pageSize)); err != nil {

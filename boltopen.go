@@ -112,7 +112,7 @@ func (s *BoltStore) create() error {
 		meta := tx.Bucket(bucketMeta)
 		return cmp.Or(
 			meta.Put(metaFormat, binary.BigEndian.AppendUint32(nil, storeFormat)),
-			meta.Put(metaSecret, withChecksum(secret)),
+			meta.Put(metaSecret, newPart(secret).appendTo(nil)),
 			meta.Put(metaState, state.encode()),
 		)
 	})

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -123,15 +122,17 @@ func TestEveryPageHasItsPlace(t *testing.T) {
 			t.Fatalf("%d pointers", len(pointers))
 		}
 		leads := func(at int) uint64 { return binary.NativeEndian.Uint64(good[at:]) }
+		inUse := make(map[uint64]bool) // the others are free, or part of a longer page
+		for _, at := range pointers {
+			inUse[leads(at)] = true
+		}
 		random, one := rand.New(rand.NewPCG(13, 14)), 2
 		if testing.Short() {
 			one = 16
 		}
 		for _, at := range pointers {
 			for to := range uint64(len(good) / os.Getpagesize()) {
-				// What is not in use is either free or part of a longer page.
-				inUse := slices.ContainsFunc(pointers, func(other int) bool { return leads(other) == to })
-				if to == leads(at) || !inUse && random.IntN(32) > 0 || random.IntN(one) > 0 {
+				if to == leads(at) || !inUse[to] && random.IntN(32) > 0 || random.IntN(one) > 0 {
 					continue
 				}
 				cases++
@@ -143,7 +144,7 @@ func TestEveryPageHasItsPlace(t *testing.T) {
 				s, err := OpenBolt(path)
 				if err == nil && unsynced { // which pages are free is not known: acknowledged records may be hidden
 					for i := range filledRecords {
-						if _, err := s.Get(t.Context(), filledRecord(i).ID); errors.Is(err, ErrNotFound) && !filledRecord(i).Acked {
+						if _, err := s.Get(t.Context(), filledRecord(i).ID); errors.Is(err, ErrNotFound) && !filledAcked(i) {
 							t.Errorf("byte %d of page %d made to lead to page %d: record %d is gone", at%os.Getpagesize(), at/os.Getpagesize(), to, i)
 							break
 						}
@@ -199,11 +200,9 @@ func pagePointers(t *testing.T, file []byte) (at []int) {
 
 const filledRecords = 300
 
-func filledRecord(i int) Record {
-	r := boltRec(fmt.Sprint("key", i))
-	r.Acked = i%3 == 0
-	return r
-}
+func filledRecord(i int) Record { return boltRec(fmt.Sprint("key", i)) }
+
+func filledAcked(i int) bool { return i%3 == 0 }
 
 // filled returns the content of a file with open and acknowledged records.
 // unsynced leaves out which pages are free, as after a crash.
@@ -213,10 +212,9 @@ func filled(t *testing.T, unsynced bool) []byte {
 	err := s.write(t.Context(), func(tx *boltTx) error {
 		for i := range filledRecords {
 			r := filledRecord(i)
-			acked := r.Acked
-			r.Request, r.Acked = make([]byte, i*20), false
+			r.Request = make([]byte, i*20)
 			tx.begin(newBoltPut(&r, true))
-			if r.Acked = acked; r.Acked {
+			if r.Acked = filledAcked(i); r.Acked {
 				r.Answer = []byte("answer")
 				tx.save(newBoltPut(&r, false))
 			}

@@ -240,7 +240,7 @@ func (s *BoltStore) purgeable(ctx context.Context, now time.Time, n int) (ids []
 			}
 			looked++
 			if len(v) > 0 && v[0] != entryOpen {
-				r, _, short, err := decodeHead(v[1:], &Record{})
+				r, _, short, err := decodeHead(v[1:])
 				answered := !short.isNil() || v[0] == entryAnswered
 				if err == nil && (due(r.KeepUntil, now) || answered && due(r.AnswerUntil, now)) {
 					ids = append(ids, bytes.Clone(k))

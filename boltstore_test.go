@@ -374,7 +374,7 @@ func fillFormat1(t *testing.T, s *BoltStore) {
 		}
 	}
 	err := s.write(t.Context(), func(tx *boltTx) error {
-		tx.put(tx.meta, metaSecret, withChecksum(format1Secret[:]))
+		tx.put(tx.meta, metaSecret, newPart(format1Secret[:]).appendTo(nil))
 		return nil
 	})
 	if err != nil {

@@ -60,7 +60,7 @@ func (s *boltState) encode() []byte {
 	e.signed(int64(s.counts.Pending))
 	e.signed(int64(s.counts.Unknown))
 	e.signed(int64(s.counts.Unacknowledged))
-	return withChecksum(e)
+	return newPart(e).appendTo(nil)
 }
 
 func decodeState(b []byte) (s boltState, err error) {
@@ -129,8 +129,8 @@ type boltRecord struct {
 }
 
 // find returns the record of an identity, or nil. With an error that matches
-// [ErrDamaged] it returns what is known of it: its entry, and its Seq or 0. like
-// is for decodeHead.
+// [ErrDamaged] it returns what is known of it: its entry, and its Seq or 0. Strings
+// that are as in like are not made anew.
 func (t *boltTx) find(id []byte, like *Record) (*boltRecord, error) {
 	value := lookUp(t.atKey, id)
 	if value == nil {
@@ -153,7 +153,8 @@ func (t *boltTx) find(id []byte, like *Record) (*boltRecord, error) {
 	default:
 		return found, fmt.Errorf("%w: an entry cannot be decoded", ErrDamaged)
 	}
-	request, answer, err := found.decodeHead(value, like)
+	found.ID, found.Owner = like.ID, like.Owner
+	request, answer, err := found.decodeHead(value)
 	if err == nil && (!encodes(id, found.ID) || found.Acked == (found.entry == entryOpen) || seq != 0 && found.Seq != seq) {
 		err = errMisplaced
 	}
@@ -208,19 +209,19 @@ func (w *boltPut) encode(request, answer part) {
 	entry := entryOpen
 	if w.Acked {
 		request, entry = part{}, entryAcked
-		if answer.stored() > shortAnswer {
+		if len(answer.content)+checksumSize > shortAnswer {
 			w.apart, answer, entry = answer.appendTo(nil), part{}, entryAnswered
 		}
 	}
-	const head = 256 // about
-	w.value = append(make([]byte, 0, head+len(w.id)+len(w.Meta)+request.stored()+answer.stored()), entry)
+	const head = 256 // about, with checksums
+	w.value = append(make([]byte, 0, head+len(w.id)+len(w.Meta)+len(request.content)+len(answer.content)), entry)
 	w.value = appendRecord(w.value, w.Record, request, answer)
 }
 
 // size returns about how many bytes are stored of it, and by bbolt with it.
 func (w *boltPut) size() int {
-	const others = 400
-	return others + len(w.Meta) + w.request.stored() + w.answer.stored()
+	const others = 400 + 2*checksumSize
+	return others + len(w.Meta) + len(w.request.content) + len(w.answer.content)
 }
 
 // begin stores a new record, or returns the one in its way.
@@ -401,7 +402,7 @@ func (t *boltTx) list(after uint64, n int) (list []Record, err error) {
 			return true, nil
 		}
 		seq := binary.BigEndian.Uint64(k)
-		r, _, _, err := decodeHead(v, &Record{})
+		r, _, _, err := decodeHead(v)
 		switch {
 		case err != nil || r.Seq != seq:
 			damaged[seq] = len(list)
@@ -453,7 +454,7 @@ func checkIdentities(tx *bbolt.Tx) error {
 		} else if len(v) > 0 {
 			v = v[1:]
 		}
-		if r, _, _, err := decodeHead(v, &Record{}); err == nil && !encodes(k, r.ID) {
+		if r, _, _, err := decodeHead(v); err == nil && !encodes(k, r.ID) {
 			return false, errMisplaced
 		}
 		return true, nil
@@ -462,10 +463,13 @@ func checkIdentities(tx *bbolt.Tx) error {
 		return err
 	}
 	state, err := decodeState(t.meta.Get(metaState))
-	if n := state.counts; err == nil && open < n.Pending+n.Unknown+n.Unacknowledged {
-		return fmt.Errorf("%w: of %d open records, %d are found", ErrDamaged, n.Pending+n.Unknown+n.Unacknowledged, open)
+	if err != nil {
+		return err
 	}
-	return err
+	if n := state.counts.Pending + state.counts.Unknown + state.counts.Unacknowledged; open < n {
+		return fmt.Errorf("%w: of %d open records, %d are found", ErrDamaged, n, open)
+	}
+	return nil
 }
 
 // recount counts the open records by reading all of them. A damaged one is
@@ -474,7 +478,7 @@ func (t *boltTx) recount() {
 	t.state.counts = Counts{}
 	err := each(t.open, nil, func(_, v []byte) (more bool, err error) {
 		outcome := Unknown
-		if r, _, _, err := decodeHead(v, &Record{}); err == nil {
+		if r, _, _, err := decodeHead(v); err == nil {
 			outcome = r.Outcome
 		}
 		t.state.counts.open(outcome, 1)

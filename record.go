@@ -48,19 +48,21 @@ func newPart(content []byte) part {
 func storedPart(b []byte) part {
 	n := len(b) - checksumSize
 	if n < 0 {
-		return part{b[:len(b):len(b)], ^crc32.Checksum(b, castagnoli)} // too short: damaged
+		return part{b[:0], 1} // not intact: the checksum of nothing is 0
 	}
 	return part{b[:n:n], binary.BigEndian.Uint32(b[n:])}
 }
 
 func (p part) isNil() bool { return p.content == nil }
 
+func (p part) intact() bool { return crc32.Checksum(p.content, castagnoli) == p.sum }
+
 // open returns a copy of the content.
 func (p part) open(what string) ([]byte, error) {
 	if p.isNil() {
 		return nil, nil
 	}
-	if crc32.Checksum(p.content, castagnoli) != p.sum {
+	if !p.intact() {
 		return nil, fmt.Errorf("%w: checksum of a record's %s is wrong", ErrDamaged, what)
 	}
 	return append([]byte{}, p.content...), nil
@@ -74,14 +76,6 @@ func (p part) appendTo(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(append(b, p.content...), p.sum)
 }
 
-// stored returns how long p is when it is stored.
-func (p part) stored() int {
-	if p.isNil() {
-		return 0
-	}
-	return len(p.content) + checksumSize
-}
-
 // length returns the length of p as a head gives it.
 func (p part) length() uint64 {
 	if p.isNil() {
@@ -90,18 +84,13 @@ func (p part) length() uint64 {
 	return uint64(len(p.content)) + 1
 }
 
-// withChecksum returns b and its checksum.
-func withChecksum(b []byte) []byte {
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-}
-
 // checked cuts off the checksum that ends b and compares it.
 func checked(b []byte) ([]byte, bool) {
-	n := len(b) - checksumSize
-	if n < 0 || crc32.Checksum(b[:n], castagnoli) != binary.BigEndian.Uint32(b[n:]) {
+	p := storedPart(b)
+	if !p.intact() {
 		return nil, false
 	}
-	return b[:n], true
+	return p.content, true
 }
 
 // appendRecord appends r with the given parts instead of its Request and Answer.
@@ -147,17 +136,18 @@ func setSeq(b []byte, seq uint64) {
 }
 
 // decodeHead decodes all but Request and Answer, which it returns as parts that
-// refer to b, into a new record. Strings that are as in like are not made anew.
-func decodeHead(b []byte, like *Record) (r *Record, request, answer part, err error) {
+// refer to b.
+func decodeHead(b []byte) (r *Record, request, answer part, err error) {
 	r = new(Record)
-	request, answer, err = r.decodeHead(b, like)
+	request, answer, err = r.decodeHead(b)
 	if err != nil {
 		return nil, part{}, part{}, err
 	}
 	return r, request, answer, nil
 }
 
-func (r *Record) decodeHead(b []byte, like *Record) (request, answer part, err error) {
+// decodeHead decodes into r. Strings that r has already are not made anew.
+func (r *Record) decodeHead(b []byte) (request, answer part, err error) {
 	damaged := func(detail string) (part, part, error) {
 		return part{}, part{}, fmt.Errorf("%w: a record %s", ErrDamaged, detail)
 	}
@@ -178,8 +168,8 @@ func (r *Record) decodeHead(b []byte, like *Record) (request, answer part, err e
 
 	d := headDecoder{b: b[recordPrefix+seqSize : end]}
 	r.Seq = binary.BigEndian.Uint64(b[recordPrefix:])
-	r.Key, r.Origin, r.Scope = d.text(like.Key), d.text(like.Origin), d.text(like.Scope)
-	r.Epoch, r.Owner, r.Era = d.number(), d.text(like.Owner), d.number()
+	r.Key, r.Origin, r.Scope = d.text(r.Key), d.text(r.Origin), d.text(r.Scope)
+	r.Epoch, r.Owner, r.Era = d.number(), d.text(r.Owner), d.number()
 	r.Outcome, r.Reason = Outcome(d.byte()), Reason(d.byte())
 	flags := d.number()
 	for i, set := range r.flags() {
@@ -217,7 +207,7 @@ func (r *Record) decodeHead(b []byte, like *Record) (request, answer part, err e
 
 // decodeRecord decodes a record with all its parts, all of them copied.
 func decodeRecord(b []byte) (*Record, error) {
-	r, request, answer, err := decodeHead(b, &Record{})
+	r, request, answer, err := decodeHead(b)
 	if err != nil {
 		return nil, err
 	}

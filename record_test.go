@@ -135,7 +135,7 @@ func TestEveryDamagedBitIsSeen(t *testing.T) {
 func TestDamagedBodyDoesNotHideItsHead(t *testing.T) {
 	b := encodeWhole(goldenRecord())
 	b[bytes.Index(b, []byte("request"))]++
-	r, _, _, err := decodeHead(b, &Record{})
+	r, _, _, err := decodeHead(b)
 	if err != nil || r.Key != "key" {
 		t.Errorf("head: %+v, %v", r, err)
 	}

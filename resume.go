@@ -109,13 +109,12 @@ func (c *Client) Resume(ctx context.Context, h Handler) (Summary, error) {
 func (c *Client) Run(ctx context.Context, h Handler) error {
 	for {
 		sum, err := c.Resume(ctx, h)
+		stopped := c.whyStopped(ctx) // perhaps since the pass has ended
 		switch {
 		case h.Settled == nil:
 			return err
-		case c.isClosing(): // perhaps since the pass has ended
-			return ErrClosed
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
+		case stopped != nil:
+			return stopped
 		case err != nil:
 			c.traces.storeFailed(Info{}, err)
 		}
@@ -165,12 +164,14 @@ func (p *pass) run() error {
 }
 
 // stopped returns why the pass must end, or nil.
-func (p *pass) stopped() error {
-	if p.c.isClosing() {
+func (p *pass) stopped() error { return p.c.whyStopped(p.ctx) }
+
+func (c *Client) whyStopped(ctx context.Context) error {
+	if c.isClosing() {
 		return ErrClosed
 	}
-	if p.ctx.Err() != nil {
-		return context.Cause(p.ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	return nil
 }
