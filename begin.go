@@ -35,7 +35,7 @@ func (f *flight) run(begin func(*call) bool) {
 	}
 	defer a.permit.done(ignored)
 	if begin(a) {
-		f.limits.budget.deposit(time.Now())
+		a.pays = true
 		f.exchange(a)
 	}
 }

@@ -260,6 +260,12 @@ func (b *breaker) allowLocked() (permit, error) {
 
 // done returns the permit. Only the first call counts.
 func (p *permit) done(h health) {
+	if p.b != nil {
+		p.doneAt(h, time.Now())
+	}
+}
+
+func (p *permit) doneAt(h health, now time.Time) {
 	given := *p
 	*p = permit{}
 	b := given.b
@@ -267,11 +273,11 @@ func (p *permit) done(h health) {
 		return
 	}
 	b.mu.Lock()
-	b.doneLocked(given, h)
+	b.doneLocked(given, h, now)
 	b.unlockAndTell()
 }
 
-func (b *breaker) doneLocked(p permit, h health) {
+func (b *breaker) doneLocked(p permit, h health, now time.Time) {
 	if p.era != b.era {
 		return // it belongs to a state that has passed
 	}
@@ -282,7 +288,7 @@ func (b *breaker) doneLocked(p permit, h health) {
 		p.probe.report(h.err())
 		return
 	}
-	if h != ignored && b.results.add(h, time.Now()) {
+	if h != ignored && b.results.add(h, now) {
 		if report, err := b.cb.Allow(); err == nil {
 			report(errFailed)
 		}

@@ -12,14 +12,14 @@ import (
 
 // A Budget bounds the retries to one host by the number of first attempts, so
 // that clients do not multiply the load of a server that is failing under it.
-// Each first attempt deposits Ratio of a retry, each retry withdraws a whole
-// one, and a deposit that nobody withdraws expires after Window. Beside the
+// Each first attempt deposits Ratio of a retry when it ends, each retry withdraws a
+// whole one, and a deposit that nobody withdraws expires after Window. Beside the
 // deposits there is a floor, so that a small program, with few requests to draw
 // on, never meets the budget.
 //
 // In any period, a host gets at most
 //
-//	Ratio × first attempts in the period and in the Window before it
+//	Ratio × first attempts that ended in the period or in the Window before it
 //	+ MinPerSecond × seconds of the period + Burst
 //
 // retries. First attempts are never refused. A retry that is refused is not
@@ -131,7 +131,7 @@ func newBudget(cfg *Budget) *budget {
 	return b
 }
 
-// deposit counts a first attempt at the time now.
+// deposit counts a first attempt that ended at the time now.
 func (b *budget) deposit(now time.Time) {
 	if b == nil || b.perAttempt == 0 {
 		return

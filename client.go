@@ -81,7 +81,7 @@ func New(store KeyStore, opts *Options) (*Client, error) {
 	if c.seal, err = newSealer(o.SealingKeys); err != nil {
 		return nil, err
 	}
-	if c.session, err = store.Session(context.Background(), c.clock.wall().UTC()); err != nil {
+	if c.session, err = store.Session(context.Background(), c.clock.wallAt(time.Now())); err != nil {
 		return nil, err
 	}
 	c.digest = newDigester(c.session.Secret)

@@ -9,7 +9,7 @@ import (
 // clock's, or the store's mark plus the monotonic time since it was read,
 // whichever is later. A clock set back therefore never reopens a window.
 type clock struct {
-	wall func() time.Time // time.Now, but for tests that step it
+	wall func() time.Time // nil but for tests that step it
 
 	mu     sync.Mutex // guards the following
 	mark   time.Time  // latest time told or read from the store
@@ -25,9 +25,6 @@ const (
 )
 
 func newClock(wall func() time.Time) *clock {
-	if wall == nil {
-		wall = time.Now
-	}
 	return &clock{wall: wall, read: time.Now()}
 }
 
@@ -45,10 +42,19 @@ func (c *clock) now() time.Time {
 	return c.nowLocked()
 }
 
+// wallAt returns what the wall clock shows, in UTC, at the time now: time.Now reads
+// both clocks at once.
+func (c *clock) wallAt(now time.Time) time.Time {
+	if c.wall != nil {
+		now = c.wall()
+	}
+	return now.UTC().Round(0)
+}
+
 func (c *clock) nowLocked() time.Time {
 	mono := time.Now()
 	marked := c.mark.Add(mono.Sub(c.read))
-	wall := c.wall().UTC().Round(0)
+	wall := c.wallAt(mono)
 	if wall.After(marked) {
 		if wall.Sub(marked) > clockJump {
 			c.jumped = mono
@@ -65,7 +71,7 @@ func (c *clock) trusted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.nowLocked()
-	if now.Sub(c.wall()) > clockSlack {
+	if now.Sub(c.wallAt(time.Now())) > clockSlack {
 		return false
 	}
 	return c.jumped.IsZero() || time.Since(c.jumped) > purgeRest

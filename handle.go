@@ -134,9 +134,8 @@ func (p *pass) send(f *flight) {
 		return
 	}
 	defer a.permit.done(ignored)
-	if retry := f.rec.Updated.After(p.c.started); !retry { // the first sending of this process
-		f.limits.budget.deposit(time.Now())
-	} else if !f.limits.budget.withdraw(time.Now()) {
+	a.pays = !f.rec.Updated.After(p.c.started) // the first sending of this process
+	if !a.pays && !f.limits.budget.withdraw(time.Now()) {
 		p.postponed(p.c.clock.now().Add(postponeBase))
 		return
 	}

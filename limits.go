@@ -117,8 +117,8 @@ func (l *limits) get(origin string) *hostLimits {
 	return made
 }
 
-// release ends the use of a host by the caller of one get. now may be as early as
-// that: reading the clock costs as much as all the rest.
+// release ends the use of a host by the caller of one get. now may be earlier, and
+// zero if nothing was sent: reading the clock costs as much as all the rest.
 func (h *hostLimits) release(now time.Time) {
 	l := h.all
 	l.mu.Lock()
@@ -130,10 +130,10 @@ func (h *hostLimits) release(now time.Time) {
 	case h.users > 0:
 		return
 	}
-	h.used = now
+	h.used = latest(h.used, now)
 	l.linkLocked(h)
 	if len(l.hosts) > l.max {
-		l.makeRoomLocked(now)
+		l.makeRoomLocked(h.used)
 	}
 }
 

@@ -1,7 +1,6 @@
 package oncehttp
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/hmac"
@@ -19,7 +18,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -233,32 +231,16 @@ func originOf(u *url.URL) string { return string(appendOrigin(nil, u)) }
 
 // appendOrigin appends what originOf returns.
 func appendOrigin(b []byte, u *url.URL) []byte {
-	b = appendLower(b, u.Scheme)
-	scheme := string(b)
-	b = append(b, "://"...)
-	b = appendLower(b, u.Host)
+	scheme, host := strings.ToLower(u.Scheme), strings.ToLower(u.Host)
 	switch scheme {
 	case "https":
-		b = bytes.TrimSuffix(b, []byte(":443"))
+		host = strings.TrimSuffix(host, ":443")
 	case "http":
-		b = bytes.TrimSuffix(b, []byte(":80"))
+		host = strings.TrimSuffix(host, ":80")
 	}
-	return bytes.TrimSuffix(b, []byte(":"))
-}
-
-// appendLower appends s in lower case.
-func appendLower(b []byte, s string) []byte {
-	n := len(b)
-	b = append(b, s...)
-	for i, c := range b[n:] {
-		switch {
-		case c >= utf8.RuneSelf:
-			return append(b[:n], strings.ToLower(s)...)
-		case 'A' <= c && c <= 'Z':
-			b[n+i] = c + 'a' - 'A'
-		}
-	}
-	return b
+	b = append(b, scheme...)
+	b = append(b, "://"...)
+	return append(b, strings.TrimSuffix(host, ":")...)
 }
 
 // requestURL returns the URL without what is never stored, compared or told:

@@ -165,6 +165,26 @@ func TestLittleTrafficHasAllItsRetries(t *testing.T) {
 }
 
 // TestHostsDoNotShareABudget: one that is hammered leaves a thousand others theirs.
+// What Resume sends of an operation is a first attempt once in a process: the passes
+// after that retry, and must not multiply the load of a server that fails.
+func TestLaterPassesDrawOnTheBudget(t *testing.T) {
+	const burst = 2
+	opts := oncehttp.Options{MaxAttempts: 1, Budget: &oncehttp.Budget{Ratio: -1, MinPerSecond: 1e-9, Burst: burst}}
+	inBubble(t, opts, func(t *testing.T, b *bench) {
+		b.pending("k", "1")
+		time.Sleep(time.Second)
+		before := b.wire()
+		for pass := 1; pass <= 3*burst; pass++ {
+			b.server.Script(oncehttptest.DropResponse())
+			_, sum := b.resume()
+			if sent, want := b.wire()-before, min(pass, 1+burst); sent != want || sum.Pending != 1 {
+				t.Errorf("pass %d: %d attempts in all, want %d; %+v", pass, sent, want, sum)
+			}
+			time.Sleep(25 * time.Minute) // longer than anything rests
+		}
+	})
+}
+
 func TestHostsDoNotShareABudget(t *testing.T) {
 	reply := func(*http.Request) (*http.Response, error) { return answer(503, ""), nil }
 	onLine(t, noBreaker(), reply, func(t *testing.T, c *oncehttp.Client, l *line) {

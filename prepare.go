@@ -8,33 +8,18 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"sync"
 )
 
 // prepare reads a request. It closes the body.
 func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
-	closeOnce := sync.OnceFunc(func() { closeBody(req) })
-	defer closeOnce()
-	f.p, f.meta.Method = p, req.Method
-	if key.op != nil {
-		f.meta.Metadata = key.op.op.Metadata
+	err := f.check(req, p, key)
+	if f.hasBody = hasBody(req); f.hasBody && err == nil {
+		f.body, err = f.c.readBody(req)
+	} else {
+		closeBody(req)
 	}
-	if err := key.check(p, req); err != nil {
+	if err != nil {
 		return err
-	}
-	if err := f.identify(req, key); err != nil {
-		return err
-	}
-	timeout := f.c.opts.attemptTimeout(p)
-	if p.resendFor(timeout) <= 0 {
-		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
-	}
-	if f.hasBody = hasBody(req); f.hasBody {
-		body, err := f.c.readBody(req, closeOnce)
-		if err != nil {
-			return err
-		}
-		f.body = body
 	}
 	f.fingerprint = f.c.digest.fingerprint(p, req, f.meta.URL, f.body)
 	f.rec.Fingerprint = f.fingerprint
@@ -47,6 +32,25 @@ func (f *flight) prepare(req *http.Request, p *Provider, key chosenKey) error {
 	// The flight outlives a caller that leaves it to others; the handle must
 	// not be taken by a request that is made below, such as one for a token.
 	f.ctx, f.cancel = context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))
+	return nil
+}
+
+// check checks what can be checked without the body, and finds out which operation
+// the request is.
+func (f *flight) check(req *http.Request, p *Provider, key chosenKey) error {
+	f.p, f.meta.Method = p, req.Method
+	if key.op != nil {
+		f.meta.Metadata = key.op.op.Metadata
+	}
+	if err := key.check(p, req); err != nil {
+		return err
+	}
+	if err := f.identify(req, key); err != nil {
+		return err
+	}
+	if timeout := f.c.opts.attemptTimeout(p); p.resendFor(timeout) <= 0 {
+		return fmt.Errorf("oncehttp: provider %s: window %v is too short for AttemptTimeout %v", p.Name, p.window(), timeout)
+	}
 	return nil
 }
 
@@ -91,14 +95,19 @@ func (f *flight) account(req *http.Request, key chosenKey) (string, error) {
 
 // readBody reads the request's body, and closes it, at the latest when the
 // request's context ends.
-func (c *Client) readBody(req *http.Request, closeOnce func()) ([]byte, error) {
-	defer closeOnce()
+func (c *Client) readBody(req *http.Request) ([]byte, error) {
 	limit, ctx := c.opts.MaxBodyBytes, req.Context()
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, func() { closeBody(req) })
+	}
+	defer func() {
+		if stop() {
+			closeBody(req)
+		}
+	}()
 	if req.ContentLength > limit {
 		return nil, fmt.Errorf("%w (%d > %d); raise Options.MaxBodyBytes, or send it WithoutKey", ErrBodyTooLarge, req.ContentLength, limit)
-	}
-	if ctx.Done() != nil {
-		defer context.AfterFunc(ctx, closeOnce)()
 	}
 	body, err := readUpTo(req.Body, limit+1, req.ContentLength)
 	switch {

@@ -23,10 +23,12 @@ type call struct {
 	flight *flight     // what is sent; nil for an unkeyed request
 	plain  plainSender // that request
 	info   AttemptInfo // what is the same for all attempts
+	pays   bool        // its first attempt is no retry, and pays for some
 
 	attempts  int
 	permit    permit // of the breaker, for the next or running attempt
 	last      exchange
+	ended     time.Time // when last did
 	drained   bool      // last's body is no longer readable
 	verdict   judgement // on last
 	wait      time.Duration
@@ -116,7 +118,11 @@ func (a *call) attempt(ctx context.Context) {
 	a.last, a.drained = a.send(a.attempts), false
 	a.obey()
 	a.attemptDone(start)
-	a.permit.done(a.health(ctx))
+	a.ended = time.Now()
+	if a.pays && a.attempts == 1 {
+		a.limits.budget.deposit(a.ended)
+	}
+	a.permit.doneAt(a.health(ctx), a.ended)
 	a.verdict = a.judge()
 }
 

@@ -12,7 +12,6 @@ import (
 	"net/http/httptrace"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -107,7 +106,7 @@ func (c *Client) sendKeyInBody(req *http.Request, p *Provider) (*http.Response, 
 	read := req
 	if isJSON(mediaType(req.Header.Get("Content-Type"))) && hasBody(req) {
 		var body []byte
-		body, k.err = c.readBody(req, sync.OnceFunc(func() { closeBody(req) }))
+		body, k.err = c.readBody(req)
 		k.key, k.given = p.keyIn(body), true
 		read = withBody(req, body)
 	}
@@ -224,26 +223,28 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	if req.URL == nil || req.URL.Scheme != "http" && req.URL.Scheme != "https" {
 		return roundTrip(c.base, req) // as net/http: perhaps a registered protocol, else its error
 	}
-	now := time.Now()
 	ctx, stop := waitContext(req)
 	defer stop()
 	limits := c.limitsFor(req.URL)
-	defer limits.release(now)
 	first := call{
 		c: c, p: p, limits: limits, trace: c.tracerFor(ctx), plain: plainSender{c, req, idempotent(req.Method)},
-		info: AttemptInfo{Method: req.Method, Origin: limits.origin},
+		info: AttemptInfo{Method: req.Method, Origin: limits.origin}, pays: true,
 	}
+	defer func() { limits.release(first.ended) }()
 	if err := first.admit(ctx); err != nil {
 		closeBody(req)
 		return nil, err
 	}
 	defer first.permit.done(ignored) // a transport may panic
-	limits.budget.deposit(now)
 	first.attempt(ctx)
 	if first.verdict.next == settle { // nearly always, and without a call on the heap
 		return first.last.resp, first.last.err
 	}
-	a := first
+	return retryPlain(ctx, first)
+}
+
+// retryPlain makes the further attempts of a request.
+func retryPlain(ctx context.Context, a call) (*http.Response, error) {
 	defer a.permit.done(ignored)
 	a.retry(ctx)
 	if a.waiting {
