@@ -134,7 +134,7 @@ var mutants = []mutant{
 	}, []string{"TestRetryAfterIsAMinimum", "TestALongRetryAfterIsRemembered"}},
 	{"the time the server asked for is forgotten", []edit{{"if t.IsZero() || wait <= 0 {", "if true {"}}, []string{"TestALongRetryAfterIsRemembered"}},
 	{"the breaker is told nothing", []edit{{"case a.last.err != nil, a.last.status() >= 500:\n\t\treturn failure", "case a.last.err != nil, a.last.status() >= 500:\n\t\treturn success"}}, []string{"TestBreakerOpensInAnOutage"}},
-	{"an abandoned permit is not returned", []edit{{"func (p *permit) done(h health) {\n", "func (p *permit) done(h health) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
+	{"an abandoned permit is not returned", []edit{{"func (p *permit) doneAt(h health, now time.Time) {\n", "func (p *permit) doneAt(h health, now time.Time) {\n\tif h == ignored {\n\t\treturn\n\t}\n"}}, []string{"TestAbandonedProbeDoesNotBlockTheHost"}},
 	{"the leader's end is the joiners'", []edit{{
 		"context.WithCancelCause(withoutHandle(context.WithoutCancel(req.Context())))",
 		"context.WithCancelCause(withoutHandle(req.Context()))",
