@@ -35,7 +35,6 @@ func (f *flight) run(begin func(*call) bool) {
 	}
 	defer a.permit.done(ignored)
 	if begin(a) {
-		a.pays = true
 		f.exchange(a)
 	}
 }

@@ -265,6 +265,7 @@ func (p *permit) done(h health) {
 	}
 }
 
+// doneAt is done, with a time that is known already.
 func (p *permit) doneAt(h health, now time.Time) {
 	given := *p
 	*p = permit{}

@@ -134,8 +134,8 @@ func (p *pass) send(f *flight) {
 		return
 	}
 	defer a.permit.done(ignored)
-	a.pays = !f.rec.Updated.After(p.c.started) // the first sending of this process
-	if !a.pays && !f.limits.budget.withdraw(time.Now()) {
+	a.repeat = f.rec.Updated.After(p.c.started) // this process has sent it already
+	if a.repeat && !f.limits.budget.withdraw(time.Now()) {
 		p.postponed(p.c.clock.now().Add(postponeBase))
 		return
 	}

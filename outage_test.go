@@ -164,7 +164,6 @@ func TestLittleTrafficHasAllItsRetries(t *testing.T) {
 	})
 }
 
-// TestHostsDoNotShareABudget: one that is hammered leaves a thousand others theirs.
 // What Resume sends of an operation is a first attempt once in a process: the passes
 // after that retry, and must not multiply the load of a server that fails.
 func TestLaterPassesDrawOnTheBudget(t *testing.T) {
@@ -185,6 +184,7 @@ func TestLaterPassesDrawOnTheBudget(t *testing.T) {
 	})
 }
 
+// TestHostsDoNotShareABudget: one that is hammered leaves a thousand others theirs.
 func TestHostsDoNotShareABudget(t *testing.T) {
 	reply := func(*http.Request) (*http.Response, error) { return answer(503, ""), nil }
 	onLine(t, noBreaker(), reply, func(t *testing.T, c *oncehttp.Client, l *line) {

@@ -23,7 +23,7 @@ type call struct {
 	flight *flight     // what is sent; nil for an unkeyed request
 	plain  plainSender // that request
 	info   AttemptInfo // what is the same for all attempts
-	pays   bool        // its first attempt is no retry, and pays for some
+	repeat bool        // its first attempt is a retry, too, and pays for none
 
 	attempts  int
 	permit    permit // of the breaker, for the next or running attempt
@@ -119,7 +119,7 @@ func (a *call) attempt(ctx context.Context) {
 	a.obey()
 	a.attemptDone(start)
 	a.ended = time.Now()
-	if a.pays && a.attempts == 1 {
+	if a.attempts == 1 && !a.repeat {
 		a.limits.budget.deposit(a.ended)
 	}
 	a.permit.doneAt(a.health(ctx), a.ended)

@@ -228,7 +228,7 @@ func (c *Client) plain(req *http.Request, p *Provider) (*http.Response, error) {
 	limits := c.limitsFor(req.URL)
 	first := call{
 		c: c, p: p, limits: limits, trace: c.tracerFor(ctx), plain: plainSender{c, req, idempotent(req.Method)},
-		info: AttemptInfo{Method: req.Method, Origin: limits.origin}, pays: true,
+		info: AttemptInfo{Method: req.Method, Origin: limits.origin},
 	}
 	defer func() { limits.release(first.ended) }()
 	if err := first.admit(ctx); err != nil {

@@ -124,9 +124,9 @@ var mutants = []mutant{
 	}}, []string{"TestClockStepDoesNotReopenTheWindow"}},
 
 	// Bounded amplification.
-	{"every pass is a first attempt", []edit{{"a.pays = !f.rec.Updated.After(p.c.started)", "a.pays = true"}}, []string{"TestLaterPassesDrawOnTheBudget"}},
-	{"first attempts pay for no retries", []edit{{"if a.pays && a.attempts == 1 {", "if false {"}}, []string{"TestRetriesInAnOutageAreATenth"}},
-	{"retries pay for retries", []edit{{"if a.pays && a.attempts == 1 {", "if a.pays {"}}, []string{"TestRetriesInAnOutageAreATenth"}},
+	{"every pass is a first attempt", []edit{{"a.repeat = f.rec.Updated.After(p.c.started)", "a.repeat = false"}}, []string{"TestLaterPassesDrawOnTheBudget"}},
+	{"first attempts pay for no retries", []edit{{"if a.attempts == 1 && !a.repeat {", "if false {"}}, []string{"TestRetriesInAnOutageAreATenth"}},
+	{"retries pay for retries", []edit{{"if a.attempts == 1 && !a.repeat {", "if !a.repeat {"}}, []string{"TestRetriesInAnOutageAreATenth"}},
 	{"the budget never refuses", []edit{{"if !a.limits.budget.withdraw(time.Now()) {", "if false {"}}, []string{"TestRetriesAreBoundedInAnOutage"}},
 	{"Retry-After is ignored", []edit{
 		{"after, asked = retryAfter(a.last.resp.Header, now)", "retryAfter(a.last.resp.Header, now)"},
